@@ -352,7 +352,7 @@ class Group:
         snapshots = []
         for rank, files in enumerate(writes):
             writers = Writers(is_alone=False)
-            writers.rank, writers.world_size, writers.saves, writers._exchange._store = rank, 2, self.saves, self.store
+            writers.rank, writers.world_size, writers.saves, writers._messages._store = rank, 2, self.saves, self.store
             contents = {file: [memoryview(WEIGHT[4 * rank : 4 * rank + 4].numpy()).cast("B")] for file in files}
             snapshots.append(Snapshot({}, contents, manifest, layout, writers, self.timeout))
         return snapshots
@@ -432,7 +432,7 @@ class TestWrite:
                 self.check = self.set
                 raise torch.distributed.DistNetworkError("Broken pipe")
 
-        second.writers._exchange._store = Ending()
+        second.writers._messages._store = Ending()
         (group.folder.path / ".one").mkdir()
 
         [reason] = group.errors(group.start(second))
@@ -449,7 +449,7 @@ class TestWrite:
             def set(self, *_):
                 raise torch.distributed.DistNetworkError("Broken pipe")
 
-        first.writers._exchange._store = Unreachable()
+        first.writers._messages._store = Unreachable()
 
         with pytest.raises(torch.distributed.DistNetworkError, match="Broken pipe"):
             group.errors(group.start(first))
@@ -575,7 +575,7 @@ class TestWrite:
         group.timeout = 20.0
         later = group.snapshots()
         for one, former in zip(later, snapshots, strict=True):
-            one.writers._exchange = former.writers._exchange
+            one.writers._messages = former.writers._messages
 
         assert group.errors(*[group.start(one) for one in later]) == [None, None]
         assert group.store.num_keys() == 0

@@ -123,7 +123,7 @@ class TestTake:
     @pytest.mark.parametrize("seconds", [0.01, 0.3, 2.0, 100.0])
     def test_pauses_are_short(self, make_clock, seconds):
         """A string is taken at most a tenth of its waiting time late, and never more than a quarter of a second."""
-        texts = collectives.Exchange()
+        texts = collectives.MessageStore()
         clock = make_clock(seconds, lambda: texts.put("key", "text"))
 
         found = texts.take(["key"], until=1000.0)
@@ -135,14 +135,14 @@ class TestTake:
         """Without a string, it waits until the given time."""
         clock = make_clock(1000.0, None)
 
-        found = collectives.Exchange().take(["key"], until=3.0)
+        found = collectives.MessageStore().take(["key"], until=3.0)
 
         assert found is None
         assert 3.0 <= clock.now <= 3.25
 
     def test_the_first_of_several_keys(self):
         """Of the keys that are set, the first of the list is taken, and the others remain."""
-        texts = collectives.Exchange()
+        texts = collectives.MessageStore()
         for key in ("outcome", "draft"):
             texts.put(key, key)
 

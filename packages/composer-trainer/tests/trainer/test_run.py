@@ -16,7 +16,7 @@ from composer.checkpoint import find_checkpoints
 from composer.core import Callback, DataSpec, Evaluator, Event, State
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerModel
-from composer.trainer.run import Clock
+from composer.trainer.run import TrainingClock
 from fixtures import make_loader, small_run
 
 
@@ -444,7 +444,7 @@ def test_metrics_at_the_end_of_an_epoch(tmp_path):
 def run_clock(clock):
     """The clock of a run; the system's clock advances by a second with each reading."""
     clock.step = 1.0
-    return Clock(State(model=None))
+    return TrainingClock(State(model=None))
 
 
 def test_elapsed_since_the_last_call(run_clock):

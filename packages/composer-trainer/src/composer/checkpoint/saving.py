@@ -6,7 +6,7 @@ written. Values that cannot be saved raise an error there, in all processes, bef
 when all have written theirs, so that a checkpoint is complete or absent. Waiting ends with another process.
 
 The :class:`Writers` agree by collectives on who writes what, in the main thread. While a snapshot is written, in the
-saver's thread, they send messages through the store of an :class:`~composer.distributed.collectives.Exchange`:
+saver's thread, they send messages through a :class:`~composer.distributed.collectives.MessageStore`:
 collectives of two threads could meet in another order in each process.
 """
 
@@ -55,7 +55,7 @@ from composer.core.checks import shortened
 from composer.core.files import fill_in_run
 from composer.core.serialization import from_data, to_data
 from composer.distributed import all_gather_object, any_rank, from_rank_zero, get_global_rank
-from composer.distributed.collectives import Exchange, failing_in_all_processes
+from composer.distributed.collectives import MessageStore, failing_in_all_processes
 from composer.distributed.failures import lost_processes
 from composer.functional.dtensors import is_sharded, reshard
 
@@ -370,7 +370,7 @@ class _JointSave:
             saved = folder.data(name, existing)
         except CheckpointError:
             return None
-        if _moment(existing) == _moment(manifest):
+        if _identity(existing) == _identity(manifest):
             # Since then an interrupted evaluation may have been completed, and the iteration that it belongs to.
             was_interrupted = bool(dictionary(saved.get("extra")).get("interrupted"))
             is_complete = existing.timestamp.counts[:2] == manifest.timestamp.counts[:2] and not was_interrupted
@@ -430,7 +430,8 @@ class _JointSave:
         return message or Message(error=silent)
 
 
-def _moment(manifest: Manifest) -> tuple[Any, ...]:
+def _identity(manifest: Manifest) -> tuple[Any, ...]:
+    """Return what two checkpoints of the same run and moment have in common."""
     now = manifest.timestamp.counts
     return manifest.run_name, manifest.weights_only, now.batch, now.sample, now.token
 
@@ -478,9 +479,9 @@ class Writers:
 
     def __init__(self, *, is_alone: bool) -> None:
         self.is_alone = is_alone
-        self._exchange = None if is_alone else Exchange()
-        self.rank = 0 if self._exchange is None else self._exchange.rank
-        self.world_size = 1 if self._exchange is None else self._exchange.world_size
+        self._messages = None if is_alone else MessageStore()
+        self.rank = 0 if self._messages is None else self._messages.rank
+        self.world_size = 1 if self._messages is None else self._messages.world_size
         self.saves = 0
         self._described: Described | None = None
         self._planned: tuple[Layout, list[Writes]] = (Layout({}, {}), [])
@@ -500,8 +501,8 @@ class Writers:
 
     def send(self, key: str, message: Message) -> None:
         """Send a message to the process that waits for the key."""
-        assert self._exchange is not None
-        self._exchange.put(key, json.dumps(to_data(message, Message)))
+        assert self._messages is not None
+        self._messages.put(key, json.dumps(to_data(message, Message)))
 
     def receive(self, keys: Sequence[str], until: Callable[[], float]) -> Message | None:
         """Return the message of the first key that has one, or None at a deadline.
@@ -510,17 +511,17 @@ class Writers:
         processes have ended, the message has that error. After the deadline, nothing waits for any of the keys, and
         messages that are sent too late are removed.
         """
-        assert self._exchange is not None
+        assert self._messages is not None
         text, lost = None, ""
         try:
             while text is None and not lost and time.monotonic() < until():
                 lost = lost_processes()  # what they have sent before is still there
                 latest = 0.0 if lost else min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS)
-                text = self._exchange.take(keys, latest)
+                text = self._messages.take(keys, latest)
         except RuntimeError as error:  # as torch's errors of stores are
             return Message(error=f"process 0 cannot be reached: {error}", is_lost=True)
         if text is None:
-            self._exchange.give_up(keys)
+            self._messages.give_up(keys)
             return Message(error=f"{lost}.", is_lost=True) if lost else None
         message: Message = from_data(json.loads(text), Message)
         return message

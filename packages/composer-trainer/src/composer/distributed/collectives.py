@@ -358,7 +358,7 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     yield from filling.values()
 
 
-class Exchange:
+class MessageStore:
     """Strings by key from one process to another, through a connection of each process to the first one.
 
     A thread that waits for another process through a process group would disturb, and could block, the collectives of
@@ -370,9 +370,9 @@ class Exchange:
         RuntimeError: In every process, if one cannot be connected.
 
     Example:
-        >>> exchange = Exchange()
-        >>> exchange.put("written", "yes")
-        >>> exchange.take(["written"], time.monotonic() + 10), exchange.take(["written"], time.monotonic())
+        >>> messages = MessageStore()
+        >>> messages.put("written", "yes")
+        >>> messages.take(["written"], time.monotonic() + 10), messages.take(["written"], time.monotonic())
         ('yes', None)
     """
 

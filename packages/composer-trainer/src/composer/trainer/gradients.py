@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from composer.distributed import Parallelism
     from composer.trainer.data.batches import Batches
     from composer.trainer.optimization import Optimization
-    from composer.trainer.run import Clock
+    from composer.trainer.run import TrainingClock
     from composer.trainer.stopping import StopSignals
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class BatchGradients:
         batches: Batches,
         optimization: Optimization,
         parallel: Parallelism,
-        clock: Clock,
+        clock: TrainingClock,
         signals: StopSignals,
         *,
         by_tokens: bool,
@@ -296,7 +296,7 @@ class MicrobatchSearch:
         # Each trial exchanges a number between the processes, which is too slow for every batch.
         if self._is_found and not is_alone:
             return step.compute_gradients()
-        before = _Snapshot(state, step)
+        before = _BeforeTrial(state, step)
         while True:
             tried = min(state.device_train_microbatch_size or num_samples, num_samples)
             failure = self._try()
@@ -350,7 +350,7 @@ class MicrobatchSearch:
         return size
 
 
-class _Snapshot:
+class _BeforeTrial:
     """The state that computing gradients changes besides the gradients."""
 
     def __init__(self, state: State, step: Step) -> None:

@@ -81,7 +81,7 @@ class Run:
         self.state.stop_reason = None  # of an earlier call
         if not self._begins_after_end:
             schedules.follow_clock(self.state.timestamp)
-        self.clock = Clock(self.state)
+        self.clock = TrainingClock(self.state)
         self._is_in_batch = False
         # StopSignals compares the numbers of batches to see whether one has ended. It sets no limit between batches, in
         # an evaluation or while a checkpoint is written.
@@ -295,7 +295,7 @@ class LoggedLosses(Mapping[str, float]):
         return len(self._losses)
 
 
-class Clock:
+class TrainingClock:
     """Advances the timestamps of a state, and measures the time between two calls of :meth:`elapsed`.
 
     Args:
@@ -303,7 +303,7 @@ class Clock:
 
     Example:
         >>> from composer.core import State
-        >>> clock = Clock(State(model=None))
+        >>> clock = TrainingClock(State(model=None))
         >>> clock.count_batch(samples=4, tokens=0, microseconds=100)
         >>> clock.state.timestamp.sample
         Time(4, TimeUnit.SAMPLE)
