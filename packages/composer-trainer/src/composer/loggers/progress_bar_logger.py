@@ -350,7 +350,8 @@ def _shown(metrics: Mapping[str, Any]) -> list[str]:
     names = [name.split("/", 2 if len(labels) == 1 else 1)[-1] for name in metrics]
     short = [_TASK.sub("", name) for name in names]
     values = read(list(metrics.values()))
-    return [show([pair]) for pair in zip(short if len({*short}) == len(short) else names, values, strict=True)]
+    short = short if len({*short}) == len(short) else names
+    return [f"{name}={show(value)}" for name, value in zip(short, values, strict=True)]
 
 
 def _ordered(metrics: Mapping[str, Any], state: State) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from composer.core.background import Task, ThreadError
 from composer.core.checks import to_options, to_strings
 from composer.functional.checks import check_sizes
 from composer.loggers.products import import_product, require_product
-from composer.loggers.values import flat, matches, read
+from composer.loggers.values import flat, matches, read, show
 
 Formatter: TypeAlias = Callable[..., str | list[dict[str, Any]]]
 
@@ -159,8 +159,7 @@ class _Sender:
 
 def _lines(data: Mapping[str, Any], step: int | None) -> str:
     head = [] if step is None else [f"batch {step}"]
-    lines = [f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}" for name, value in data.items()]
-    return "\n".join([*head, *lines])
+    return "\n".join([*head, *(f"{name}: {show(value)}" for name, value in data.items())])
 
 
 def _given(parameter: str, value: str | None, variable: str) -> str:

@@ -94,17 +94,14 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def show(names_and_values: Iterable[tuple[str, Any]]) -> str:
-    """Return named values as one line; this synchronizes with the device of tensors.
+def show(value: object) -> str:
+    """Return a value as text; a float has four significant digits.
 
     Example:
-        >>> show([("loss", torch.tensor(0.123456)), ("batches", 7)])
-        'loss=0.1235, batches=7'
+        >>> show(0.123456), show(7)
+        ('0.1235', '7')
     """
-    pairs = list(names_and_values)
-    values = read([value for _, value in pairs])
-    shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
-    return ", ".join(f"{name}={value}" for (name, _), value in zip(pairs, shown, strict=True))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:

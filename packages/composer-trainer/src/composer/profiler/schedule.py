@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TypeAlias
 
 import torch
 
@@ -28,10 +27,6 @@ class ProfilerAction(Enum):
     """Record."""
     ACTIVE_AND_SAVE = torch.profiler.ProfilerAction.RECORD_AND_SAVE
     """Record, and write the recording at the end of the batch."""
-
-
-Schedule: TypeAlias = Callable[["State"], ProfilerAction]
-"""``f(state) -> action``, called before each batch, when ``state.timestamp.batch`` batches are complete."""
 
 
 def cyclic_schedule(
