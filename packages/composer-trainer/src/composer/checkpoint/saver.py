@@ -3,8 +3,8 @@
 A save has five steps, the first four in all processes at the same batches:
 
 1. At the events of checkpoints, :class:`DueSaves` decides whether to save.
-2. :meth:`CheckpointSaver.save` does nothing if the last save was of this moment, ``_last``.
-3. ``_wait`` ends the save that is in progress, ``_running``, so that there is never more than one copy of the run.
+2. :meth:`CheckpointSaver.save` does nothing if the last save, ``_last``, was of this moment.
+3. ``_wait`` waits until the last save is written, so that there is never more than one copy of the run.
 4. ``_snapshot`` copies the run into a :class:`~composer.checkpoint.saving.Snapshot`.
 5. A thread writes it, and then updates the :class:`~composer.checkpoint.run_folder.RunFolder`.
 
@@ -152,8 +152,7 @@ class CheckpointSaver(Callback):
         self.continues = False
         self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best, file_links)
         self._saving, self._memory = Background(), KeptMemory()
-        self._last: _Moment | None = None  # of the last save, unless it failed
-        self._running: _Running | None = None  # in all processes, from the start of a save until all have waited for it
+        self._last: _Save | None = None  # unless it failed
         self._reset()
 
     def _reset(self) -> None:
@@ -231,13 +230,13 @@ class CheckpointSaver(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Wait until the last checkpoint is written, and release the folder."""
-        if self._running is not None and self._running.snapshot is not None:
-            self._running.snapshot.limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
+        if self._last is not None and self._last.snapshot is not None:
+            self._last.snapshot.limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
         try:
             with self._repeatable():
                 self._saving.wait()
         finally:
-            self._last = self._running = None
+            self._last = None
             self._run_folder.close()
             self._memory.clear()
 
@@ -253,7 +252,7 @@ class CheckpointSaver(Callback):
         names, extra = self._names(state), self._data_beside_state()
         batch = int(state.timestamp.batch)
         moment = _Moment(names.checkpoint, batch, extra.get("interrupted"), self._due.best_at == batch)
-        if moment == self._last:
+        if self._last is not None and self._last.moment == moment:
             return
         # Before the copy, so that there is only one in memory. CUDA fills pinned memory at any time after the copy is
         # requested, also while a thread still writes the former contents to a file.
@@ -261,8 +260,8 @@ class CheckpointSaver(Callback):
         folder = open_folder(names.folder)
         path = folder.at(names.checkpoint)
         snapshot = self._snapshot(state, names, extra, path)
-        is_repeated = self._last is not None and self._last[:2] == moment[:2]
-        self._last, self._running = moment, _Running(path, snapshot)
+        is_repeated = self._last is not None and self._last.moment[:2] == moment[:2]
+        self._last = _Save(moment, path, snapshot)
         with self._repeatable(), failing_in_all(path):
             if snapshot is not None:
                 write = partial(
@@ -308,11 +307,13 @@ class CheckpointSaver(Callback):
 
     def _wait(self) -> None:
         """Wait for the last save; if it failed, raise an error in all processes."""
+        last = self._last
         # In all processes, or only some would take part in a repeated save.
-        block = contextlib.nullcontext() if self._running is None else failing_in_all(self._running.path)
+        block = contextlib.nullcontext() if last is None or last.is_over else failing_in_all(last.path)
         with self._repeatable(), block:
             self._saving.wait()
-        self._running = None
+        if last is not None:
+            last.is_over, last.snapshot = True, None
 
     @contextlib.contextmanager
     def _repeatable(self) -> Iterator[None]:
@@ -320,9 +321,9 @@ class CheckpointSaver(Callback):
         try:
             yield
         except BaseException as error:
-            running, self._running, self._last = self._running, None, None
-            if isinstance(error, ThreadError) and running is not None:
-                raise CheckpointSaveError(running.path, str(error)) from error
+            last, self._last = self._last, None
+            if isinstance(error, ThreadError) and last is not None:
+                raise CheckpointSaveError(last.path, str(error)) from error
             raise
 
     def _names(self, state: State) -> Names:
@@ -418,8 +419,16 @@ class _Moment(NamedTuple):
     is_best: bool
 
 
-class _Running(NamedTuple):
-    """A save of a checkpoint in progress, with what this process writes; None if it writes nothing."""
+@attrs.define
+class _Save:
+    """A save of a moment as a checkpoint.
 
+    Attributes:
+        snapshot: What this process still writes; None if it writes nothing.
+        is_over: Whether all processes have waited for it; equal in all.
+    """
+
+    moment: _Moment
     path: str
     snapshot: Snapshot | None
+    is_over: bool = False
