@@ -13,8 +13,8 @@ import torch
 
 from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.checkpoint.folder import dictionary
-from composer.core import Timestamp
-from composer.core.randomness import check_rng_state
+from composer.core import State, Timestamp
+from composer.core.randomness import check_rng_state, rng_state
 from composer.distributed import get_world_size
 
 __all__ = ["ComposerFile", "names_here"]
@@ -129,21 +129,30 @@ class ComposerFile:
         masks = {name: own[name] for name in own if has_masks and name.endswith((".seed", ".position"))}
         return {"model": masks | {new: weights[name] for name, new in names.items()}, "algorithms": self.surgery()}
 
-    def progress(self, names: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the file has of a run's state, beside its weights.
+    def to_saved(self, names: Mapping[str, str], run: State) -> tuple[dict[str, Any], list[str]]:
+        """Return what the file has of a run, as a checkpoint has it, and in words what is not read of it.
 
         Args:
             names: The names here of the weights.
-            own: The state of the run.
+            run: The run, whose own values are in place of what the file lacks.
         """
+        own, rng = run.state_dict(), self.rng(run.device)
+        saved = {"version": own["version"], **self.model(names, run.get_model_state_dict(), averaged=False)}
         keys = {record["key"] for record in own["algorithms"]}
-        optimizers, clock = self.optimizers(names), self.timestamp()
-        return {
-            "algorithms": own["algorithms"] + [one for one in self.surgery() if one["key"] not in keys],
-            "schedulers": [{**one, "state": self.scheduler(one["key"], one["state"])} for one in own["schedulers"]],
-            **({} if optimizers is None else {"optimizers": optimizers}),
-            **({} if clock is None else {"timestamp": clock.state_dict()}),
-        }
+        saved["algorithms"] = own["algorithms"] + [one for one in saved["algorithms"] if one["key"] not in keys]
+        saved["schedulers"] = [{**one, "state": self.scheduler(one["key"], one["state"])} for one in own["schedulers"]]
+        unread = [] if rng else ["the generators of random numbers"]
+        unread.append("the order of the data of a DataLoader with shuffle=True")
+        unread += [f"the state of {name}" for name, state in self._algorithms().items() if set(state) - {"repr"}]
+        if (optimizers := self.optimizers(names)) is None:
+            unread.append("the optimizers")
+        else:
+            saved["optimizers"] = optimizers
+        if (clock := self.timestamp()) is None:
+            unread.append("the clock")
+        else:
+            saved["timestamp"] = clock.state_dict()
+        return saved | {"extra": self.resume_data(rng, rng_state(run.device))}, unread
 
     def weights(self, *, averaged: bool) -> dict[str, Any]:
         """Return the weights for evaluation, or those to continue the training with, which EMA exchanges in a file."""
@@ -221,14 +230,6 @@ class ComposerFile:
         except (TypeError, ValueError, KeyError):
             return []
         return states
-
-    def unread(self, progress: Collection[str]) -> list[str]:
-        """Return what is not read of the file, in words; ``progress`` are the parts that are."""
-        with_state = [name for name, state in self._algorithms().items() if set(state) - {"repr"}]
-        unread = ["the order of the data of a DataLoader with shuffle=True"]
-        unread += [f"the state of {name}" for name in with_state]
-        unread += [] if "optimizers" in progress else ["the optimizers"]
-        return unread + ([] if "timestamp" in progress else ["the clock"])
 
     def _algorithms(self) -> dict[str, Mapping[str, Any]]:
         saved = self.state.get("algorithms")

@@ -43,7 +43,6 @@ from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, Logger, State, StateMismatchError, join_tensors, model_state, saved_state
 from composer.core.checks import caller_level, to_strings
 from composer.core.passes import Passes
-from composer.core.randomness import rng_state
 from composer.core.serialization import from_data
 from composer.distributed import get_global_rank
 from composer.distributed.collectives import all_agree, failing_in_all_processes
@@ -290,26 +289,11 @@ class LoadRequest:
             data = composer.model(names, own, averaged=True)
             unread = {name: part for name, part in composer.state.items() if name not in data}
             return SavedRun(path, data, self.state, unread=unread)
-        return self._converted(path, composer, names, own)
-
-    def _converted(self, path: str, file: ComposerFile, names: Mapping[str, str], own: Mapping[str, Any]) -> SavedRun:
-        """Return what a file of MosaicML Composer contains of a run, as a checkpoint of this library would.
-
-        Args:
-            path: The file.
-            file: Its content.
-            names: The names here of its weights.
-            own: The weights of the run.
-        """
-        device, own_state = self.state.device, self.state.state_dict()
-        progress = {"version": own_state["version"], **file.progress(names, own_state)}
-        rng = file.rng(device)
-        lacking = [*([] if rng else ["the generators of random numbers"]), *file.unread(progress)]
+        data, lacking = composer.to_saved(names, self.state)
         warning = (
             f"{path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
             f"have there: not restored are {', '.join(lacking)}."
         )
-        data = {**file.model(names, own, averaged=False), **progress, "extra": file.resume_data(rng, rng_state(device))}
         return SavedRun(path, data, self.state, warnings=[warning])
 
     def _check_all(self, saved: SavedRun) -> saved_state.CheckedState:
