@@ -10,8 +10,6 @@ from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import locate
 from composer.checkpoint.inspection import diff_checkpoints, merge_weights, show_checkpoint, verify_checkpoint
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0; 1 if checkpoints differ or are damaged; 2 for wrong arguments."""

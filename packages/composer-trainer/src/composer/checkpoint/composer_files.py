@@ -17,8 +17,6 @@ from composer.core import State, Timestamp
 from composer.core.randomness import check_rng_state, rng_state
 from composer.distributed import get_world_size
 
-__all__ = ["ComposerFile", "names_here"]
-
 _COUNTS = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _CONSTANTS = ("blur_filter", "filt2d", "alibi")
 """Buffers of layers that compute them here."""

@@ -6,16 +6,6 @@ from collections.abc import Iterable
 
 from composer.core.checks import abridged, bulleted
 
-__all__ = [
-    "CheckpointError",
-    "CheckpointMismatchError",
-    "CheckpointSaveError",
-    "FolderInUseError",
-    "LaterCheckpointError",
-    "MissingCheckpointError",
-]
-
-
 NOT_SAVED = "was not saved"
 
 

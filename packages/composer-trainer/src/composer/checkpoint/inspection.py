@@ -22,8 +22,6 @@ from composer.core import TimeUnit
 from composer.core.checks import abridged
 from composer.core.files import write_atomically
 
-__all__ = ["diff_checkpoints", "merge_weights", "show_checkpoint", "verify_checkpoint"]
-
 _TOP_MODULES = 12
 
 

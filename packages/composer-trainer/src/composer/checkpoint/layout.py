@@ -27,19 +27,6 @@ from composer.checkpoint.folder import read_json
 from composer.core import NotSerializableError
 from composer.functional.dtensors import Region, is_dtensor, own_region
 
-__all__ = [
-    "DTYPES",
-    "Described",
-    "KeptMemory",
-    "Layout",
-    "TensorFile",
-    "TensorInfo",
-    "TensorLayout",
-    "describe_tensors",
-    "pack_files",
-    "plan_files",
-]
-
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()

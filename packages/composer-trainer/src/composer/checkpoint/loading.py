@@ -48,8 +48,6 @@ from composer.distributed import get_global_rank
 from composer.distributed.collectives import all_agree, failing_in_all_processes
 from composer.functional.dtensors import is_sharded, reshard
 
-__all__ = ["CheckedCheckpoint", "LoadRequest", "LoadedCheckpoint", "SavedRun", "load_checkpoint"]
-
 _log = logging.getLogger(__name__)
 
 CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]

@@ -41,8 +41,6 @@ from composer.checkpoint.folder import (
 )
 from composer.checkpoint.remote import RemoteFolder
 
-__all__ = ["FolderLock", "LocalFolder", "open_folder"]
-
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _REPLACED = ".replaced"
 _being_written: set[str] = set()

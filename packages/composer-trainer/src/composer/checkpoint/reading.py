@@ -32,8 +32,6 @@ from composer.checkpoint.layout import (
 )
 from composer.functional.dtensors import Region, is_dtensor, region_of
 
-__all__ = ["OpenCheckpoint", "references", "sharded_like"]
-
 _OTHER_TENSORS = 30_000
 _REFERENCE_BYTES = len('{"$tensor": ""}')
 _DIGITS = 32

@@ -18,8 +18,6 @@ import attrs
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.folder import MANIFEST, Folder, Manifest, ReadInto, foreign_files, is_remote
 
-__all__ = ["RemoteFolder", "file_system", "set_storage_options", "url_in_store"]
-
 _CHUNK = 8 << 20
 _STORAGE_OPTIONS: dict[str, Mapping[str, Any]] = {}
 _NOT_OF_THE_CONNECTION = (TypeError, ValueError, FileNotFoundError, IsADirectoryError, PermissionError)

@@ -24,8 +24,6 @@ from composer.core.checks import NamesArguments, integer, one_of
 from composer.core.evaluator import nearest_metric
 from composer.core.former import warn_former
 
-__all__ = ["KeepBest", "Names", "RunFolder", "delete_old", "expired", "own_checkpoints"]
-
 _SUFFIX = ".pt"
 _log = logging.getLogger(__name__)
 

@@ -36,8 +36,6 @@ from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
 
-__all__ = ["CheckpointSaver", "DueSaves", "SaveInterval"]
-
 _LAST_WAIT = 5.0
 """Seconds that an ending process waits for the others to write their parts."""
 

@@ -27,8 +27,6 @@ from composer.checkpoint.errors import CheckpointError, MissingCheckpointError
 from composer.checkpoint.folder import is_remote, local_path
 from composer.checkpoint.remote import file_system
 
-__all__ = ["load_torch_weights", "read_torch_file", "read_weights_file"]
-
 _NESTS = (("state", "model"), ("state_dict",), ("model",))
 """Where weights are in files that contain more, such as those of Composer and Lightning."""
 _DTYPES = {

@@ -24,22 +24,6 @@ from composer.distributed.environment import (
 )
 from composer.functional.dtensors import without_repeats
 
-__all__ = [
-    "all_agree",
-    "all_gather",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_min",
-    "any_rank",
-    "barrier",
-    "broadcast",
-    "broadcast_buffers",
-    "broadcast_model",
-    "broadcast_object_list",
-    "from_rank_zero",
-    "run_local_rank_zero_first",
-]
-
 T = TypeVar("T")
 
 _OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")

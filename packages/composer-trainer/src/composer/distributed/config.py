@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["DDPSettings", "DDPSyncStrategy", "ParallelismConfig"]
-
 
 class DDPSyncStrategy(enum.StrEnum):
     """When gradients are reduced over processes; all strategies have the same result.

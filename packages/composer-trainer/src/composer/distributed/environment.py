@@ -19,18 +19,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "get_data_rank",
-    "get_data_world_size",
-    "get_global_rank",
-    "get_local_rank",
-    "get_local_world_size",
-    "get_node_rank",
-    "get_world_size",
-    "is_available",
-    "is_initialized",
-]
-
 _TENSOR_PARALLEL = "COMPOSER_TENSOR_PARALLEL"
 """The environment variable of a degree and of the process that has set it, which workers of a DataLoader inherit."""
 

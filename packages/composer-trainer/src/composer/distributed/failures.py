@@ -21,8 +21,6 @@ import torch
 from composer.distributed.collectives import all_gather_object
 from composer.distributed.environment import get_global_rank, namespace_here
 
-__all__ = ["exchange_locations", "explain_loss", "explaining_loss", "lost_processes", "report_failure"]
-
 _OF_GLOO = ("gloo", "application timeout caused pair closure")
 _CLOSED = ("connection closed", "connection reset", "connection was likely", "broken pipe", "remote process exited")
 _TIMED_OUT = ("timed out", "timeout")

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
-__all__ = ["MeshSettings", "Settings", "TensorParallelSettings", "layer_styles", "split_layers"]
-
 _STYLES = {"colwise": "ColwiseParallel", "rowwise": "RowwiseParallel"}
 _DEGREE = whole_number_from(1, meaning="It is a number of processes.")
 

@@ -18,8 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from composer.core.randomness import derive_seed
 from composer.functional.dtensors import is_dtensor, local_parts, shard_like
 
-__all__ = ["initialize", "is_on_meta"]
-
 
 def is_on_meta(model: nn.Module) -> bool:
     """Return whether a parameter or buffer of a model is on the meta device, and has no data yet.

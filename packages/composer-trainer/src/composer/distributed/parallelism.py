@@ -43,8 +43,6 @@ from composer.functional.dtensors import is_sharded, local_parts
 if TYPE_CHECKING:
     from composer.core.step import Microbatch
 
-__all__ = ["Parallelism"]
-
 _BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 

@@ -31,8 +31,6 @@ from composer.distributed.failures import exchange_locations, report_failure
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["close_dist", "device_of_process", "initialize_dist"]
-
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """With a GPU, numbers in host memory are still exchanged by gloo, without synchronizing with the device."""
 

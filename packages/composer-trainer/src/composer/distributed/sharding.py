@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 
-__all__ = ["FSDPSettings", "check_replicas", "shard"]
-
 _LOW = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16, Precision.AMP_FP8: torch.bfloat16}
 
 
