@@ -83,6 +83,16 @@ class RestoringLate(Drawing):
         self.place = self.start = state["place"]
 
 
+class Finishing(Drawing):
+    """The same, which begins again after each iteration, wherever it has stopped."""
+
+    def __iter__(self):
+        try:
+            yield from self.batches(torch.randperm(5))
+        finally:
+            self.place = 0
+
+
 class CountingEpochs(Drawing):
     """The same, which counts its epochs at their ends, and ends first if its place is loaded there."""
 
@@ -270,7 +280,7 @@ class TestStateOfALoader:
     @pytest.mark.parametrize(
         ("make", "subset"),
         [
-            *itertools.product([Drawing, DrawingLate, RestoringLate, Shuffling, ShufflingNoisy], [-1, 3, 1]),
+            *itertools.product([Drawing, DrawingLate, RestoringLate, Finishing, Shuffling, ShufflingNoisy], [-1, 3, 1]),
             *itertools.product([CountingEpochs, OwnGenerator, OwnGeneratorLate, NoisyLate, SavedGenerator], [-1, 3, 1]),
             *itertools.product([DrawingEach, CountingOutside, SavingEpoch, SavingEpochOutside], [-1, 3, 1]),
             *itertools.product([AnnouncingFew], [-1, 3, 5, 6]),

@@ -3,36 +3,38 @@
 A loader continues when it has loaded its state and is iterated over. Two things can then differ from the run that
 stopped:
 
-- A state of the end of an epoch: some loaders begin the next epoch with it, and others end first. One that counts its
-  epochs where they end would count this one twice.
-- What a generator function draws at its start, such as an order. If the iterator is a generator, its function starts
-  with the first request for a batch. The draws would come from the seed of that batch, and change the batch itself.
+- If the state was saved at the end of an epoch, some loaders start the next epoch, and others first return no batch. A
+  loader that counts its epochs at their ends would count this one twice.
+- If ``__iter__`` is a generator function, its code before the first ``yield`` runs with the first request for a batch.
+  What it draws there, such as an order, would come from the seed of that batch, and change the batch itself.
 
-So :class:`StatefulOrder` also copies the state before some earlier requests: each that may end an epoch and, if the
-iterator is a generator, every eighth one. A resumed run loads the last copy, and repeats the requests since then. With
+So :class:`StatefulOrder` also copies the state before some earlier requests: each that may end an epoch and, with a
+generator function, every eighth one. A resumed run loads the last copy, and repeats the requests since then. With
 ``train_subset_num_batches=11``, these requests are preceded by a copy::
 
-    epoch               0                                   1
-    request             0  1  2  3  4  5  6  7  8  9  10    0  1  2
-    to a generator      |  |                       |  |        |
-    to other iterators                                |
+    epoch                       0                                   1
+    request                     0  1  2  3  4  5  6  7  8  9  10    0  1  2
+    with a generator function   |  |                       |  |        |
+    without                                                   |
 
-===========================  ===================================  ==============================
-the run stopped              requests that a generator repeats    requests that others repeat
-===========================  ===================================  ==============================
-before request 5 of epoch 0  1 to 4 of epoch 0                    none
-between the epochs           10 of epoch 0                        10 of epoch 0
-before request 1 of epoch 1  10 of epoch 0, and 0 of epoch 1      none
-===========================  ===================================  ==============================
+===========================  =======================================  ==============================
+the run stopped              requests repeated with a generator       requests repeated without
+                             function
+===========================  =======================================  ==============================
+before request 5 of epoch 0  1 to 4 of epoch 0                        none
+between the epochs           10 of epoch 0                            10 of epoch 0
+before request 1 of epoch 1  10 of epoch 0, and 0 of epoch 1          none
+===========================  =======================================  ==============================
 
-The state at the place where the run stopped is loaded instead, and no request is repeated, if there is no copy, or if
-the repeated requests did not lead to this place: within an epoch, if the loader has another state, as one that depends
-on the draws of batches; between two epochs, if the last request found the end of the data and did not in the run that
-stopped, or the reverse.
+If there is no copy, or the requests did not lead to the place where the run stopped, no request is repeated, and the
+state at this place is loaded. They lead there
 
-Random generators that are attributes of the loader or of its samplers are saved besides, as its state need not contain
-them. When the loader is iterated over, they have their states at the start of the epoch, because it may draw the order
-then; when the next batch is requested, those at the place where the run stopped.
+- within an epoch, if the loader then has the state of this place. It has not if the state depends on draws of batches;
+- between two epochs, if the last request found the end of the data exactly if it did in the run that stopped.
+
+Random generators that are attributes of the loader or of its samplers are saved separately, as its state may not
+contain them. They have their states at the start of the epoch when the loader is iterated over, because it may draw the order
+then, and those at the place where the run stopped when the next batch is requested.
 """
 
 from __future__ import annotations
@@ -63,27 +65,27 @@ STATES = ("earlier", "generators")
 """The names in ``SavedPlace.objects.states`` that :class:`StatefulOrder` saves; the others are objects of the user."""
 
 _COPY_EVERY = 8
-"""Of how many requests to a generator one is preceded by a copy: a checkpoint can be saved after any step."""
+"""Of how many requests to a generator function one is preceded by a copy; any of them may follow a checkpoint."""
 
 _ATOMS = frozenset((bool, int, float, str, bytes, type(None)))
 
 
 @attrs.define
-class _Requests:
-    """Consecutive requests for batches to one iterator of the loader.
+class _Iteration:
+    """The requests for batches to one iterator of the loader, or the last ones of them.
 
     Attributes:
         epoch: Their epoch.
         first: The number of the first one in the epoch.
-        generators: The states of the random generators at the start of the epoch.
-        count: How many there are.
+        random_states: The states of the random generators at the start of the epoch.
+        requests: How many there are.
         has_ended: Whether the last one found the end of the data.
     """
 
     epoch: int
     first: int
-    generators: dict[str, Any]
-    count: int = 0
+    random_states: dict[str, Any]
+    requests: int = 0
     has_ended: bool = False
 
 
@@ -93,20 +95,21 @@ class _Earlier:
 
     Attributes:
         state: The copy.
-        requests: The requests to each iterator since then.
+        iterations: The requests, by iterator.
     """
 
     state: Any
-    requests: list[_Requests]
+    iterations: list[_Iteration]
 
     def save(self) -> dict[str, Any]:
         """Return what :meth:`load` needs."""
-        return {"state": self.state, "requests": [attrs.asdict(requests, recurse=False) for requests in self.requests]}
+        iterations = [attrs.asdict(iteration, recurse=False) for iteration in self.iterations]
+        return {"state": self.state, "iterations": iterations}
 
     @classmethod
     def load(cls, saved: dict[str, Any]) -> _Earlier:
         """Return what was saved."""
-        return cls(saved["state"], [_Requests(**requests) for requests in saved["requests"]])
+        return cls(saved["state"], [_Iteration(**iteration) for iteration in saved["iterations"]])
 
 
 class StatefulOrder(OpaqueOrder):
@@ -122,8 +125,8 @@ class StatefulOrder(OpaqueOrder):
                                              at the ``"start"`` of the epoch, and ``"now"``
     =======================================  ==================================================================
 
-    If the iterator is no generator, no copy precedes an end of the data that the length does not announce. A loader
-    that then counts an epoch twice, because it ends first when it has loaded the state of the end, causes a warning.
+    Without a generator function, no copy precedes an end of the data that the length does not announce. A loader that
+    then counts an epoch twice, because it first returns no batch in a resumed run, causes a warning.
 
     Args:
         loader: The loader.
@@ -133,7 +136,7 @@ class StatefulOrder(OpaqueOrder):
     Attributes:
         _loaded: The saved place, from :meth:`load` until the loader is iterated over.
         _earlier: The last copy and the requests since then; None if a run that is resumed here repeats none.
-        _requests: The last requests, or those that come next.
+        _random_states_at_start: The states of the random generators at the start of the epoch.
     """
 
     def __init__(self, loader: Iterable[Batch], seed: int, subset_num_batches: int = -1) -> None:
@@ -142,55 +145,61 @@ class StatefulOrder(OpaqueOrder):
         self._parts = {"loader": loader, **{name: getattr(loader, name, None) for name in ("batch_sampler", "sampler")}}
         self._loaded: SavedPlace | None = None
         self._earlier: _Earlier | None = None
-        self._requests = _Requests(0, 0, self._generators())
+        self._random_states_at_start = self._random_states()
 
     def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
         """Return the state of the loader, and what a resumed run needs besides; ``load`` gets both."""
         if self._loaded is not None:
             return self._loaded.loader, self._loaded.objects.states
         states: dict[str, Any] = {}
-        if now := self._generators():
+        if now := self._random_states():
             # Between two epochs, this is the start of the next one.
-            states["generators"] = {"start": self._requests.generators if in_epoch else now, "now": now}
+            states["generators"] = {"start": self._random_states_at_start if in_epoch else now, "now": now}
         if self._earlier is not None:
             states["earlier"] = self._earlier.save()
         return _copied(self.loader.state_dict()), states
 
     def load(self, saved: SavedPlace) -> None:
-        """Load a state into the loader; the next call of :meth:`begin` continues from it."""
+        """Check that the loader accepts the state of a saved place, where the next call of :meth:`begin` continues.
+
+        Until then, :meth:`save` returns what was saved.
+        """
         load_objects(SavedObjects({"train_dataloader": _copied(saved.loader)}), {"train_dataloader": self.loader})
         self._loaded = saved
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the batches of an epoch from a place on, which is 0 or that of the loaded state."""
         batches = self._begin_epoch(epoch) if self._loaded is None else self._resume(self._loaded, epoch, place)
-        self._loaded = None  # only now: until then, a save contains it
+        self._loaded = None
         return batches
 
     def _resume(self, saved: SavedPlace, epoch: int, place: int) -> Iterator[Batch]:
         """Return the batches of an epoch from the saved place on, or from its start if the place is between two."""
-        states = saved.objects.states
-        generators = states.get("generators", {"start": {}, "now": {}})
+        states, in_epoch = saved.objects.states, place > 0
+        random_states = states.get("generators", {"start": {}, "now": {}})
         if "earlier" in states:
             earlier = _Earlier.load(states["earlier"])
-            batches, has_ended = self._repeat(earlier, in_epoch=place > 0)
-            leads_there = self._has_state(saved.loader) if place else has_ended is earlier.requests[-1].has_ended
-            if leads_there:
-                self._set(generators["now"])
-                return batches if place else self._begin_epoch(epoch)
+            batches, has_ended = self._repeat(earlier, in_epoch=in_epoch)
+            if in_epoch and self._has_state(saved.loader):
+                self._set_random_states(random_states["now"])
+                return batches
+            del batches  # it ends before the next iterator is created, as in a run
+            if not in_epoch and has_ended is earlier.iterations[-1].has_ended:
+                self._set_random_states(random_states["now"])
+                return self._begin_epoch(epoch)
         self._earlier = None
-        if not place:
-            self._load(saved.loader, generators["now"])
+        if not in_epoch:
+            self._load(saved.loader, random_states["now"])
             return self._begin_epoch(epoch, loaded=saved.loader)
-        self._load(saved.loader, generators["start"])
+        self._load(saved.loader, random_states["start"])
         set_epoch(self.loader, epoch)
-        requests = _Requests(epoch, place, generators["start"])
-        return self._iterate(requests, seed=place, generators=generators["now"])
+        iteration = _Iteration(epoch, place, random_states["start"])
+        return self._iterate(iteration, seed=place, random_states=random_states["now"])
 
     def _begin_epoch(self, epoch: int, loaded: Any = None) -> Iterator[Batch]:
         """Return the batches of an epoch.
 
-        If the former epoch ended exactly where the data does, an iteration may have no batch, and the next one begins
+        If the former epoch ended exactly where the data does, an iterator may have no batch, and the next one begins
         with the first.
 
         Args:
@@ -198,8 +207,8 @@ class StatefulOrder(OpaqueOrder):
             loaded: The state that was just loaded, if no request was repeated since then.
         """
         set_epoch(self.loader, epoch)
-        generators = self._generators()
-        batches = self._iterate(_Requests(epoch, 0, generators), seed=0)
+        random_states = self._random_states()
+        batches = self._iterate(_Iteration(epoch, 0, random_states), seed=0)
         if (first := next(batches, END)) is not END:
             return itertools.chain([first], batches)
         if loaded is not None and not self._has_state(loaded):
@@ -208,8 +217,8 @@ class StatefulOrder(OpaqueOrder):
                 "may count this epoch twice. Let its __len__ return the number of its batches, or yield in __iter__.",
                 stacklevel=2,
             )
-        self._set(generators)
-        return self._iterate(_Requests(epoch, 0, generators), seed=0)
+        self._set_random_states(random_states)
+        return self._iterate(_Iteration(epoch, 0, random_states), seed=0)
 
     def _repeat(self, earlier: _Earlier, *, in_epoch: bool) -> tuple[Iterator[Batch], bool]:
         """Load the state of a copy and repeat the requests since then.
@@ -222,72 +231,80 @@ class StatefulOrder(OpaqueOrder):
             The batches after the requests, and whether the last request found the end of the data.
         """
         self._earlier = _Earlier(earlier.state, [])
-        self._load(earlier.state, earlier.requests[0].generators)
-        for number, requests in enumerate(earlier.requests):
+        self._load(earlier.state, earlier.iterations[0].random_states)
+        for number, iteration in enumerate(earlier.iterations):
+            batches: Iterator[Batch] = iter(())  # the former iterator ends before the next is created, as in a run
             if number:
-                self._set(requests.generators)
-            set_epoch(self.loader, requests.epoch)
-            # With the seed of request 0, the function of a generator draws at its start as in the run. Between two
+                self._set_random_states(iteration.random_states)
+            set_epoch(self.loader, iteration.epoch)
+            # With the seed of request 0, a generator function draws before its first yield as in the run. Between two
             # epochs these draws no longer matter, and the state may depend on those of the batches.
-            batches = self._iterate(attrs.evolve(requests, count=0), seed=0 if in_epoch else requests.first)
-            for _ in range(requests.count):
+            batches = self._iterate(attrs.evolve(iteration, requests=0), seed=0 if in_epoch else iteration.first)
+            for _ in range(iteration.requests):
                 last = next(batches, END)
         return batches, last is END
 
-    def _load(self, state: Any, generators: dict[str, Any]) -> None:
-        """Load a state of the loader, after those of its generators, as it may contain other ones of them."""
-        self._set(generators)
+    def _load(self, state: Any, random_states: dict[str, Any]) -> None:
+        """Load a state of the loader, after those of its random generators, which it may contain as well."""
+        self._set_random_states(random_states)
         self.loader.load_state_dict(_copied(state))
 
-    def _iterate(self, requests: _Requests, *, seed: int, generators: dict[str, Any] | None = None) -> Iterator[Batch]:
-        """Return the batches of the requests to an iterator.
+    def _iterate(
+        self, iteration: _Iteration, *, seed: int, random_states: dict[str, Any] | None = None
+    ) -> Iterator[Batch]:
+        """Return the batches of a new iterator.
 
         Args:
-            requests: The requests; those that are made are counted in it.
-            seed: The number of the seed of the first one; later ones have the seeds of their own numbers.
-            generators: The states of the generators to set after ``iter()``; None leaves them.
+            iteration: Its epoch and the number of its first request; the requests that are made are counted in it.
+            seed: The number of the seed of the first request; later ones have the seeds of their own numbers.
+            random_states: The states of the random generators to set after ``iter()``; None leaves them.
         """
 
         def open_loader() -> Iterator[Batch]:
             batches = iter(self.loader)
-            if generators is not None:
-                self._set(generators)
-            return self._follow(batches, requests)
+            if random_states is not None:
+                self._set_random_states(random_states)
+            return self._follow(batches, iteration)
 
-        self._requests = requests
-        seeds = itertools.chain([seed], itertools.count(requests.first + 1))
-        return seeded_batches(open_loader, self.seed, requests.epoch, seeds)
+        self._random_states_at_start = iteration.random_states
+        seeds = itertools.chain([seed], itertools.count(iteration.first + 1))
+        return seeded_batches(open_loader, self.seed, iteration.epoch, seeds)
 
-    def _follow(self, batches: Iterator[Batch], requests: _Requests) -> Iterator[Batch]:
-        """Yield the batches, count the requests, and copy the state before some of them."""
-        is_generator = isinstance(batches, GeneratorType)
-        last_numbers = (self._subset_num_batches - 1, length_of(self.loader))  # request 5 finds the end of 5 batches
+    def _follow(self, batches: Iterator[Batch], iteration: _Iteration) -> Iterator[Batch]:
+        """Yield the batches, count the requests, and copy the state before some of them.
+
+        The first request to a generator function is added to those since the former copy. The second one is preceded by
+        a new copy, as all draws before the first ``yield`` have been made then.
+        """
+        of_function = isinstance(batches, GeneratorType)
+        # That of the last batch of a subset, and the one that finds the announced end of the data.
+        numbers_that_may_end = (self._subset_num_batches - 1, length_of(self.loader))
         earlier = None
-        if is_generator:
+        if of_function:
             earlier = self._earlier or _Earlier(_copied(self.loader.state_dict()), [])
-            earlier.requests.append(requests)
-        for number in itertools.count(requests.first):
-            if number in last_numbers or (is_generator and number % _COPY_EVERY == 1):
-                requests = _Requests(requests.epoch, number, requests.generators)
-                earlier = _Earlier(_copied(self.loader.state_dict()), [requests])
+            earlier.iterations.append(iteration)
+        for number in itertools.count(iteration.first):
+            if number in numbers_that_may_end or (of_function and number % _COPY_EVERY == 1):
+                iteration = _Iteration(iteration.epoch, number, iteration.random_states)
+                earlier = _Earlier(_copied(self.loader.state_dict()), [iteration])
             batch = next(batches, END)
-            requests.count, requests.has_ended = requests.count + 1, batch is END
-            self._earlier, self._requests = earlier, requests
+            iteration.requests, iteration.has_ended = iteration.requests + 1, batch is END
+            self._earlier = earlier
             if batch is END:
                 return
             yield batch
-            if not is_generator:  # its state is enough, unless the last request ended the epoch
+            if not of_function:  # the state is enough, unless the last request ended the epoch
                 earlier = None
 
     def _has_state(self, state: Any) -> bool:
         return equal(plain(self.loader.state_dict(), mappings=True), state)
 
-    def _generators(self) -> dict[str, Any]:
+    def _random_states(self) -> dict[str, Any]:
         """Return the states of the random generators that are attributes of the loader or of its samplers."""
         return save_objects({}, self._parts).generators
 
-    def _set(self, generators: dict[str, Any]) -> None:
-        load_objects(SavedObjects({}, generators), {}, self._parts)
+    def _set_random_states(self, states: dict[str, Any]) -> None:
+        load_objects(SavedObjects({}, states), {}, self._parts)
 
 
 def _copied(value: Any) -> Any:
