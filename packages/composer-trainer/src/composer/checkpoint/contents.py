@@ -262,8 +262,8 @@ class SavedPlace:
         objects: The objects that the loader consists of, as they were at the start of the epoch, if it has begun. Of a
             loader that saves itself, also what ``StatefulOrder`` needs besides its state, as ``"earlier"`` and
             ``"generators"``.
-        has_ended: Whether this process has trained on all of its own batches of the epoch, and others have not.
-        is_over: Whether all data has been taken, and not only a part of it.
+        has_ended: Whether the last batch was a copy, as this process had no further own batch, and others had.
+        is_over: Whether the data has ended, and not only a subset of it.
         as_sampler: Whether the order is the sampler's own, as in a checkpoint of MosaicML Composer.
     """
 

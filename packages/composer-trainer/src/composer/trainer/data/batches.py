@@ -282,12 +282,10 @@ class Batches:
     def _find_next(self, saved: SavedPlace) -> int | None:
         """Let the place in the loader be the next batch; return the number of samples before it, if they are counted.
 
-        There are four ways:
-
         - A loader that saves itself loads its own state.
         - Between two epochs, the next one begins when its first batch is asked for.
         - Within an epoch, batches of a list or keys of a sampler are skipped.
-        - All other loaders load the batches before the place again.
+        - All other loaders load the batches before the place again or, without ``spin``, begin the epoch again.
         """
         is_in_epoch = self.position.is_in_epoch
         if isinstance(self._order, StatefulOrder) and saved.loader is not None:
@@ -298,7 +296,11 @@ class Batches:
                 self._continue_with(iter(()))
         elif is_in_epoch:
             _warn_of_other_kind(self._loader, saved)
-            return self._skip(saved) if self._order.skips else self._replay()
+            if self._order.skips:
+                return self._skip(saved)
+            if self.spin:
+                return self._replay()
+            self.position.move_to(0)
         return None
 
     def _skip(self, saved: SavedPlace) -> int | None:
@@ -310,11 +312,8 @@ class Batches:
         is_list = isinstance(loader, (list, tuple))
         return sum(map(self._count_samples, loader[: position.num_batches])) if is_list else None
 
-    def _replay(self) -> int | None:
-        """Load the batches before the place again, and return their number of samples; None if it is not counted."""
-        if not self.spin:
-            self.position.move_to(0)
-            return None
+    def _replay(self) -> int:
+        """Load the batches before the place again, and return their number of samples."""
         done = self.position.num_batches
         warnings.warn(
             f"train_dataloader cannot begin in the middle of an epoch: its first {done} batches are loaded again. The "
@@ -346,19 +345,29 @@ class Batches:
     def _continue_with(self, batches: Iterator[Batch], last: Batch = END) -> None:
         """Set the batches from the place on, and agree with the other processes on their end, if it is known now.
 
-        It is known in all processes or in none. That of a ``StatefulOrder`` never is, so that a process whose own
-        batches have ended may call this in :meth:`load`, before the others. While those have further batches, it
-        computes copies of its last one, which do not count.
+        While other processes have further batches than this one, it computes copies of its last one, which do not
+        count.
 
         Args:
             batches: The batches of this process.
             last: The one before them, if it was loaded.
         """
+        is_same_in_all = self._agree_on_end()
+        self._batches = zip(batches, itertools.repeat(True)) if is_same_in_all else in_step(batches, last)
+
+    def _agree_on_end(self) -> bool:
+        """Set the end of the data, that of the process with the most; return whether all are known to have the same.
+
+        The end is known here in every process or in none. For a ``StatefulOrder`` it never is, so that no process
+        waits for others, and one whose own batches have ended may call this alone in :meth:`load`.
+        """
         end = self._order.end(self.position.place)
-        ends: list[Any] = all_gather_object(end) if self._may_end_apart and end is not None else [end]
-        self.position.set_end(None if None in ends else max(ends), end)
-        end_apart = self._may_end_apart and (end is None or len({*ends}) > 1)
-        self._batches = in_step(batches, last) if end_apart else zip(batches, itertools.repeat(True))
+        if not self._may_end_apart or end is None:
+            self.position.set_end(end, end)
+            return not self._may_end_apart
+        ends = all_gather_object(end)
+        self.position.set_end(max(ends), end)
+        return len({*ends}) == 1
 
     def look_ahead(self) -> None:
         """Load the batch after the last one that the loader's length announces, which shows whether the epoch is over.
@@ -461,7 +470,10 @@ def _warn_of_any_order(loader: Any) -> None:
 
 
 def _warn_if_equal(batch: Batch | None) -> None:
-    """Warn if all processes have the same first batch, by the first numbers of each tensor; None if one has none."""
+    """Warn if all processes have the same first batch, by the first numbers of each tensor.
+
+    ``batch`` is None if the first batch of this process does not count.
+    """
     tensors = [value for value in leaves(batch) if isinstance(value, torch.Tensor)]
     dense = [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
     beginnings = [(tuple(tensor.shape), tensor.reshape(-1)[:_COMPARED].tolist()) for tensor in dense]

@@ -78,7 +78,7 @@ class DataOrder:
     def end(self, place: int) -> int | None:
         """Return the place where an epoch that passes ``place`` ends; None if only the loader can show it."""
         del place
-        return length_of(self.loader) if self.skips else None
+        return length_of(self.loader)
 
     def rewind(self, clock: Timestamp, saved: SavedPlace | None = None) -> None:
         """Forget the order of an epoch, as another one begins now, or one continues at a saved place."""
@@ -123,6 +123,9 @@ class OpaqueOrder(DataOrder):
                 "torch.utils.data.DataLoader, which resumes exactly, too."
             )
         super().__init__(loader, seed_of_rank(seed))
+
+    def end(self, place: int) -> int | None:
+        """Return None, as only the loader can show its end."""
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the batches from a place on; those before it are loaded."""

@@ -2,7 +2,7 @@
 
 Each type of loader has a ``DataOrder`` (``data/iterable_order.py``), which iterates over any epoch from any place on;
 :func:`make_order` chooses it. It is created with its ``Batches``, and changes a copy of a ``DataLoader``, not the
-user's. The evaluation uses it to find samples that processes repeat.
+user's. Evaluations and ``find_lr`` iterate over their data with it, too.
 
 ====================  ===========================================  =======================  ==========================
 order                 loader                                       a place counts           batches before a place
@@ -250,7 +250,7 @@ class SharedOrder(IndexedOrder):
         self.usual = UsualCount(self.usual.samples, is_exact)
         is_batched = type(self._sampler) is BatchSampler
         self._distributed: Any = self._sampler.sampler if is_batched else self._sampler
-        self.place_distance = getattr(self._sampler, "batch_size", 1) * self._distributed.num_replicas
+        self.place_distance = (self._sampler.batch_size if is_batched else 1) * self._distributed.num_replicas
         self.global_batch_size = self.place_distance
 
     def end(self, place: int) -> int:

@@ -24,8 +24,8 @@ class EpochPosition:
 
     A place is a number in the order of an epoch, in the unit of its :class:`DataOrder`: samples of all processes, or
     batches. Each batch advances it by ``place_distance``; ``length`` and ``num_batches`` are numbers of batches. The
-    epoch ends at the first of two places: where ``subset_num_batches`` ends (``limit``, which never changes), and where
-    the data ends (``data_end``). ``Batches`` sets the latter as soon as it is known:
+    epoch ends at the first of two places: after ``max_batches``, which never changes, and where the data ends
+    (``data_end``). ``Batches`` sets the latter as soon as it is known:
 
     =================================  =======================================================  ====================
     the data are                       where they end is known                                  from
@@ -50,7 +50,7 @@ class EpochPosition:
         place_distance: The distance between the places of two batches.
         expected_length: The number of batches that an epoch has as long as no other is found; None if it is not known.
         length: The number of batches in the epoch, as far as it is known: the loader's length until more are found.
-        limit: The most batches of an epoch, infinite without a subset.
+        max_batches: The most batches of an epoch, infinite without a subset.
         data_end: The place where the data ends; None while only the loader can show it.
         last_is_copy: Whether the last batch only kept this process in step with others, as its own have ended.
 
@@ -76,8 +76,7 @@ class EpochPosition:
 
     def __init__(self, spec: DataSpec, order: DataOrder, subset_num_batches: int) -> None:
         self._spec, self._order, self.place_distance = spec, order, order.place_distance
-        self.limit = math.inf if subset_num_batches == -1 else subset_num_batches
-        self._limit_place = self.limit * self.place_distance
+        self.max_batches = math.inf if subset_num_batches == -1 else subset_num_batches
         self._counts_samples = order.global_batch_size is not None
         self._rank = get_data_rank() if self._counts_samples else 0
         self.place, self._has_warned = 0, False
@@ -93,10 +92,10 @@ class EpochPosition:
         self.move_to(self.place)
 
     def set_end(self, end: int | None, own: int | None = None) -> None:
-        """Set the place where the data ends, and that of this process if others have more; None if it is not known."""
+        """Set where the data ends, None if it is not known; ``own`` is where that of this process ends."""
         self.data_end, self.length = end, self.expected_length
         if end is not None and not self._counts_samples:
-            self.length = int(min(self.limit, end))
+            self.length = int(min(self.max_batches, end))
             if self._spec.length not in (None, end, own):
                 self._warn_of_length(f"{end}")
 
@@ -107,7 +106,7 @@ class EpochPosition:
         """
         self.place, self.last_is_copy = place, is_copy
         self.set_end(self._order.end(place))
-        if is_over and place and self.data_end is None:
+        if is_over and self.data_end is None:
             self.data_end = place
 
     def advance(self, *, is_own: bool = True) -> None:
@@ -147,7 +146,7 @@ class EpochPosition:
         """Whether the epoch has no batch left; False while only the loader can show it."""
         # Continued by another number of processes, an epoch may end between the places of two batches.
         place, end = self.place, self.data_end
-        return place >= self._limit_place or (end is not None and place >= end)
+        return place >= self.max_batches * self.place_distance or (end is not None and place >= end)
 
     @property
     def may_exceed_length(self) -> bool:
@@ -168,8 +167,8 @@ class EpochPosition:
 
     @property
     def last_batch_is_full(self) -> bool:
-        """Whether the last batch ends before the data does, so that it has all samples of a batch."""
-        return self.data_end is not None and self.place <= self.data_end
+        """Whether the last batch is known to have all samples of a batch, by places that are numbers of samples."""
+        return self._counts_samples and self.data_end is not None and self.place <= self.data_end
 
 
 class PlaceReader:
@@ -220,7 +219,7 @@ class PlaceReader:
         length = position.length
         done = self.place_here(saved) // self._order.place_distance
         # The same data may have had more batches than its length.
-        most = position.limit if saved.sizes.get("batches") == self.sizes.get("batches") else length
+        most = position.max_batches if saved.sizes.get("batches") == self.sizes.get("batches") else length
         # That of scheduled batches depends on the clock, which is not loaded yet.
         if most is None or done <= most or self._order.is_scheduled or self.is_of_same_order(saved):
             return []

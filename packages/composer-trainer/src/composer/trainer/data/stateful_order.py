@@ -33,8 +33,8 @@ state at this place is loaded. They lead there
 - between two epochs, if the last request found the end of the data exactly if it did in the run that stopped.
 
 Random generators that are attributes of the loader or of its samplers are saved separately, as its state may not
-contain them. They have their states at the start of the epoch when the loader is iterated over, because it may draw the order
-then, and those at the place where the run stopped when the next batch is requested.
+contain them. They get their states at the start of the epoch before the loader is iterated over, because it may draw
+the order then, and those at the place where the run stopped before the next batch is requested.
 """
 
 from __future__ import annotations
