@@ -45,6 +45,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
+from composer.checkpoint.contents import DIGEST_DIGITS
 from composer.core import Timestamp
 from composer.core.data_spec import length_of
 from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
@@ -292,18 +293,13 @@ class ScheduledOrder(IndexedOrder):
         if saved is not None:
             batches, samples = now.batch_in_epoch, now.sample_in_epoch
             # The data was given within the epoch, in place of other data, which had the batches before.
-            if saved.place < batches and (in_order := _num_samples(saved.order)) is not None:
-                batches, samples = saved.place, in_order
+            if saved.place < batches and saved.num_samples is not None:
+                batches, samples = saved.place, saved.num_samples
         self._sampler.begin_epoch(Timestamp(epoch=now.epoch, batch=now.batch - batches, sample=now.sample - samples))
 
     def fingerprint(self, place: int) -> str:
         """Return the number of samples up to a place, which other sizes would change."""
         return str(self._sampler.num_samples(place))
-
-
-def _num_samples(fingerprint: str | None) -> int | None:
-    """Return the number in the fingerprint of a :class:`ScheduledOrder`; that of any other order is a longer digest."""
-    return None if fingerprint is None or len(fingerprint) >= 2 * _DIGEST_BYTES else int(fingerprint)
 
 
 class StreamOrder(_CopiedOrder):
@@ -346,8 +342,7 @@ class StreamOrder(_CopiedOrder):
 
 # A sampler with more keys is endless, and its order cannot be drawn in advance.
 _ENDLESS = 2**62
-# Bytes of a digest: short, as one is stored for each key of an epoch.
-_DIGEST_BYTES = 8
+_DIGEST_BYTES = DIGEST_DIGITS // 2
 
 
 def _is_known(sampler: Any) -> bool:
