@@ -90,7 +90,7 @@ class Engine:
         self._serves = serves
         self._passes = ObservableList(all_passes(algorithm_passes), check_pass)
         self._subscriptions: ObservableList[Subscription] = ObservableList((), check=lambda _: None)
-        self._table: dict[str, tuple[Call, ...]] = {}
+        self._table: dict[str, tuple[Call, ...]] = {}  # of each event that has run since the last change of the plan
         self._plan: Plan | None = None
         self._warned: set[str] = set()
         self._closed = False

@@ -84,7 +84,7 @@ def _reject(value: Any, kind: Any, path: str) -> typing.NoReturn:
 
 
 def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:
-    """Return a value of a declared type as plain data."""
+    """Return a value of a declared type as plain data: of a special form of typing here, of a class by the next one."""
     kind = types.NoneType if kind is None else getattr(kind, "__supertype__", kind)  # of a NewType
     # Tensors first, because averages have one for each weight.
     if (kind is Tensor and isinstance(value, Tensor)) or _accepts_any_data(kind):

@@ -252,7 +252,6 @@ class LoadRequest:
             fits = self._compare(saved, saved_state.check_part, part="model", strict=self.strict_model_weights)
         else:
             saved.keep_own_values()
-            saved.match_neutral_callbacks()
             fits, extra = self._check_all(saved), saved.beside("extra")
         restored = tuple(name for name in fits.report.restored if not is_ignored(name, saved.ignored))
         report = attrs.evolve(fits.report, restored=restored)
@@ -328,9 +327,9 @@ class LoadRequest:
 class SavedRun:
     """What was saved of a run, which is adapted to the present run before both are compared.
 
-    :meth:`ignore` leaves out what is not wanted, and the next methods do not add it again. For a resume, these are
-    :meth:`keep_own_values` and :meth:`match_neutral_callbacks`, and for weights alone :meth:`use_averages`. Until
-    :meth:`with_weights` reads them, the weights of a checkpoint are on the meta device, with their names and shapes.
+    The methods are called in this order: :meth:`ignore`, which leaves out what is not wanted; for a resume
+    :meth:`keep_own_values`, and for weights alone :meth:`use_averages`; and, when ``state`` has been compared with the
+    run, :meth:`with_weights`. Until then the weights of a checkpoint are on the meta device, with their shapes.
 
     Args:
         path: The checkpoint or file.
@@ -436,7 +435,8 @@ class SavedRun:
     def keep_own_values(self) -> None:
         """Put the run's own values in place of parts that are ignored or were not saved, so that they do not change.
 
-        Weights, optimizers and what is beside the state are not loaded at all then.
+        Weights, optimizers and what is beside the state are not loaded at all then. Callbacks without settings and
+        state may differ.
         """
         absent, own = self._absent(), self.run.state_dict()
         self.data |= {name: own[name] for name in absent if name in own}
@@ -445,8 +445,9 @@ class SavedRun:
             if self.opened is not None:  # of a file of MosaicML Composer, there is a warning already
                 without = f"{self.path} was saved without {', '.join(lacking)}"
                 self.warnings.append(f"{without}, so that this run keeps its own values.")
+        self._match_neutral_callbacks()
 
-    def match_neutral_callbacks(self) -> None:
+    def _match_neutral_callbacks(self) -> None:
         """Ignore callbacks without settings and state that only the run or only the checkpoint has."""
         records = self.data.get("callbacks")
         if not isinstance(records, list) or not all(isinstance(dictionary(one).get("key"), str) for one in records):
