@@ -121,6 +121,16 @@ def objects_to_evaluate(loader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 class LoaderObjects(NamedTuple):
     """The objects that a loader consists of, by when a resumed run needs their states.
 
+    A resumed run draws the order of the epoch again from its start. It also loads the samples before the resume point
+    again, unless an epoch can start in its middle (``skips``):
+
+    ====================  ==========  ============
+    object                skips       does not
+    ====================  ==========  ============
+    samplers              replayed    replayed
+    data set, collate_fn  loading     replayed
+    ====================  ==========  ============
+
     Attributes:
         replayed: Those that it needs as they were at the start of the epoch.
         loading: Those that it needs as they are at the resume point.
@@ -141,7 +151,6 @@ class LoaderObjects(NamedTuple):
         loading = {name: value for name, value in objects.items() if name not in samplers}
         names = ("batch_transforms", "microbatch_transforms")
         transforms = {name: value for name in names if (value := getattr(spec, name)) is not None}
-        # The order of an epoch is drawn again from its start. Without skipping, its samples are loaded again as well.
         replayed, at_resume = (samplers, loading) if skips else (objects, {})
         has_workers, is_persistent = getattr(loader, "num_workers", 0), getattr(loader, "persistent_workers", False)
         # Workers that start with each epoch load again from its start, as before, if the loader cannot skip.
