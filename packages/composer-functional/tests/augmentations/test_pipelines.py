@@ -3,7 +3,6 @@
 import inspect
 import os
 import shutil
-import sys
 
 import kornia
 import kornia.augmentation as ka
@@ -651,21 +650,6 @@ class TestBadInput:
 
         with pytest.raises(ValueError, match="generator must be"):
             cf.draw_augmentation(ka.RandomHorizontalFlip(), (4, 3, 8, 8), generator=OnGPU())
-
-    def test_kornia_is_missing(self, monkeypatch):
-        """Without kornia the error names it and how to install it."""
-        monkeypatch.setitem(sys.modules, "kornia", None)
-
-        with pytest.raises(ImportError, match=r"needs kornia, which is not installed\. .*pip install"):
-            cf.augment_batch(torch.zeros(4, 3, 8, 8), ka.RandomHorizontalFlip())
-
-    @pytest.mark.parametrize("version", ["0.8.2", "0.8"])
-    def test_kornia_is_too_old(self, monkeypatch, version):
-        """An old kornia, whose masks do not stay on their objects, raises an error."""
-        monkeypatch.setattr(kornia, "__version__", version)
-
-        with pytest.raises(ImportError, match=rf"needs kornia 0\.9 or later, got {version}"):
-            cf.augment_batch(torch.zeros(4, 3, 8, 8), ka.RandomHorizontalFlip())
 
 
 @pytest.mark.skipif(TorchVersion(torch.__version__) < "2.8", reason="torch 2.7 makes no other class of fake tensors")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.torch_version import TorchVersion
 
 from composer.functional.augmentations.annotations import (
     AugmentedBatch,
@@ -28,7 +26,6 @@ from composer.functional.random import check_generator
 
 __all__ = ["AugmentationDraws", "augment_batch", "draw_augmentation"]
 
-_INSTALL = 'Install it: pip install "kornia>=0.9".'
 _PART_BYTES = 4 * 2**20
 _SAMPLEWISE = """
     ColorJiggle ColorJitter Denormalize Normalize RandomAffine RandomBrightness RandomContrast RandomCrop RandomErasing
@@ -87,7 +84,6 @@ def draw_augmentation(
         The draws, for ``augment_batch(..., params=)``.
 
     Raises:
-        ImportError: kornia is older than 0.9.
         TypeError: ``augmentation`` is not a module.
         ValueError: ``generator`` is not on the CPU.
 
@@ -104,8 +100,6 @@ def draw_augmentation(
         )
     check_generator(generator)
     draw = getattr(augmentation, "forward_parameters", None)
-    if draw is not None:
-        _check_kornia()
     seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
     with _preserved_rng(None):
         torch.default_generator.manual_seed(seed)
@@ -158,7 +152,6 @@ def augment_batch(
         images.
 
     Raises:
-        ImportError: kornia is missing or older than 0.9.
         TypeError: ``input`` is not a batch of images, or ``augmentation`` is not a module.
         ValueError: Masks, boxes or keypoints do not fit the batch, the augmentation cannot move them, or it returns
             another number of samples.
@@ -316,23 +309,8 @@ def _check_images(input: Tensor) -> None:
         )
 
 
-def _check_kornia() -> None:
-    try:
-        import kornia  # noqa: PLC0415  (kornia is imported at first use)
-    except ModuleNotFoundError as error:
-        raise ImportError(f"augment_batch needs kornia, which is not installed. {_INSTALL}") from error
-    if not _is_supported(kornia.__version__):
-        raise ImportError(f"augment_batch needs kornia 0.9 or later, got {kornia.__version__}. {_INSTALL}")
-
-
-@cache
-def _is_supported(version: str) -> bool:
-    return TorchVersion(version) >= "0.9"
-
-
 def _check_movable(augmentation: nn.Module, *, points: bool) -> None:
     """Reject modules that would change the images and leave what belongs to them where it was."""
-    _check_kornia()
     from kornia import augmentation as ka  # noqa: PLC0415  (kornia is imported at first use)
     from kornia.augmentation.base import _AugmentationBase  # noqa: PLC0415
     from kornia.augmentation.container.base import SequentialBase  # noqa: PLC0415
