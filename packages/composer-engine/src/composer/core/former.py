@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from composer.core.checks import caller_level
 from composer.core.data_spec import Batch, move_batch
 from composer.core.time import Time, TimeUnit
 from composer.functional.dtensors import is_sharded
@@ -22,11 +22,7 @@ Movable = TypeVar("Movable", torch.nn.Module, torch.Tensor)
 
 def warn_former(text: str) -> None:
     """Give a :class:`DeprecationWarning` at the line outside of this library that is being run."""
-    frame, depth = inspect.currentframe(), 1
-    # Methods that attrs has generated have no module.
-    while frame is not None and frame.f_globals.get("__name__", "composer").partition(".")[0] == "composer":
-        frame, depth = frame.f_back, depth + 1
-    warnings.warn(text, DeprecationWarning, stacklevel=depth)
+    warnings.warn(text, DeprecationWarning, stacklevel=caller_level())
 
 
 class StringEnum(StrEnum):
