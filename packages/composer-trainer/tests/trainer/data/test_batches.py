@@ -325,6 +325,26 @@ LENGTHS = {  # the loader, its announced and its actual number of batches
 }
 
 
+class Drawn:
+    """An iterable without a length."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __iter__(self):
+        return iter(torch.rand(self.number, 4))
+
+
+def test_subset_of_a_loader_without_a_length():
+    """A subset that is larger than the data is named as the cause, and not the length that the loader lacks."""
+    batches = Batches(DataSpec(Drawn(3)), 5, torch.device("cpu"))
+    for _ in range(3):
+        batches.next()
+
+    with pytest.warns(UserWarning, match="^train_subset_num_batches is 5, and train_dataloader returned only 3 .* corre"):
+        batches.next()
+
+
 @pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")  # of torch's own
 @pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
 @pytest.mark.parametrize(("make", "announced", "actual"), LENGTHS.values(), ids=LENGTHS.keys())

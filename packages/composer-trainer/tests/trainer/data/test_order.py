@@ -524,3 +524,26 @@ class _ByTensor(Dataset):
 
     def __getitem__(self, key):
         return key
+
+
+class _Emptying(Sampler):
+    """A sampler of the user that has no index in later epochs."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(range(len(self)))
+
+    def __len__(self):
+        return 0 if self.epoch else 12
+
+
+def test_an_epoch_without_indices_has_a_known_end():
+    """The processes exchange their ends in each of them, also if one has no batch."""
+    order = make_order(DataLoader(Values(), sampler=_Emptying()), seed=17)
+
+    assert list(order.begin(1)) == []
+    assert order.end(0) == 0

@@ -2,7 +2,7 @@
 
 A batch passes through two objects, which :class:`Batches` owns, and is then moved to the device and transformed:
 
-- ``DataOrder`` (``data/order.py``) iterates over the loader, from any epoch and place on, with seeds;
+- its ``DataOrder`` (``data/order.py``) iterates over the loader, from any epoch and place on, with seeds;
 - ``EpochPosition`` (``data/position.py``) counts it: the place of the next batch, and where the epoch ends.
 
 Where only the loader can show whether the epoch has another batch, this batch is loaded ahead.
@@ -80,8 +80,8 @@ class Batches:
     2. In a resumed run, :meth:`load` and, when all objects have their states, :meth:`look_ahead`.
     3. :meth:`next` for each batch, and :meth:`rewind` after each epoch.
 
-    In each step, either all processes have a batch or none has one. Where their data may end apart, those that have
-    ended get copies of their last batch, which do not count. Processes wait for each other
+    In each step, either all processes have a batch or none has one. If they have different numbers of batches, those
+    that have ended get copies of their last batch, which do not count. Processes wait for each other
 
     - in :meth:`agree`;
     - where an epoch begins or a place is loaded, if a sampler shows only then where the data ends;
@@ -102,7 +102,7 @@ class Batches:
         position: The place of the next batch, and where the epoch ends.
         place_reader: Reads saved places.
         usual: The number of samples in nearly all batches of each of several processes; unknown unless it is the same.
-        checks_model: Whether the model has still to be checked, which must keep the documents of packed rows apart.
+        checks_model: Whether it has still to be checked that the model keeps the documents of packed rows apart.
         _objects_at_start: The states at the start of the epoch of the objects that a resumed run replays. A save within
             the epoch contains them, because a resumed run draws the order again.
         _batches: The batches from the place on, each with whether it counts; None until the first one is asked for.
@@ -215,7 +215,7 @@ class Batches:
 
     def _prepared(self, batch: Batch) -> Batch:
         """Return the batch on the device, with the transforms of the spec."""
-        # Batches are on the CPU, and walking through their containers takes time in each step.
+        # On the CPU there is nothing to move, and walking through the containers takes time in each step.
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
         elif self._may_end_apart:  # algorithms may change it in place, and in_step repeats the last one
@@ -306,7 +306,7 @@ class Batches:
     def _skip(self, saved: SavedPlace) -> int | None:
         """Skip the batches before the place, and return their number of samples; None if it is not counted."""
         position, loader = self.position, self._loader
-        if position.data_end is None:  # only the sampler can show its order
+        if position.data_end is None:  # only the sampler of the user, or a stream, can show it
             self._continue_with(self._begin(position.place))
         self.place_reader.warn_of_other_order(saved, position.place)
         is_list = isinstance(loader, (list, tuple))

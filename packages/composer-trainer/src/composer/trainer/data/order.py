@@ -132,7 +132,7 @@ class _CopiedOrder(DataOrder):
         # A loader with persistent workers keeps its iterator, which the copy must not share.
         copied.__dict__["_iterator"] = None
         copied.generator = torch.Generator()
-        # A batch of one sample is often a ready-made batch, which a function takes out.
+        # With a batch size of 1, a sample is often a complete batch of unknown size, which collate_fn takes out.
         if loader.batch_size is not None and (loader.batch_size > 1 or loader.collate_fn is default_collate):
             self.usual = UsualCount(loader.batch_size)
         draws_nothing = loader.collate_fn in (default_collate, default_convert)
@@ -154,7 +154,7 @@ class _CopiedOrder(DataOrder):
         if self.loader.num_workers or self._is_plain:
             # Workers begin with the first batch, as states of the data set, which they copy, may be restored before.
             return itertools.chain(self.loader)
-        return seeding.preserve_torch_rng_state(lambda: iter(self.loader))
+        return seeding.restoring_torch_rng(lambda: iter(self.loader))
 
 
 class IndexedOrder(_CopiedOrder):
@@ -168,7 +168,7 @@ class IndexedOrder(_CopiedOrder):
         _sampler: The user's own, of indices or of batches of indices.
         _digests: The keys of the current epoch with their digests, if the type of the sampler is unknown.
         _source: The data set, which seeds the generators for each batch if it draws.
-        _loads_here: Whether batches are loaded without torch's loader, as without workers.
+        _loads_here: Whether batches are loaded without torch's loader, as it has no workers, pinned memory or subclass.
     """
 
     _digests: _WithDigests | None = None
@@ -190,7 +190,7 @@ class IndexedOrder(_CopiedOrder):
         self._set_epoch(epoch)
         keys = self._keys_from(epoch, place)
         if not self._is_plain:
-            first = seeding.first_key(self.seed, get_data_rank(), epoch) + place
+            first = seeding.seed_of_first_batch(self.seed, get_data_rank(), epoch) + place
             keys = zip(itertools.count(first, self.place_distance), keys)
         self._keys.next = keys
         return self._iterate(epoch)
@@ -227,7 +227,7 @@ class IndexedOrder(_CopiedOrder):
         load = operator.getitem if self.loader.batch_sampler is None else seeding.items
         source, collate = self._source, self.loader.collate_fn
         batches = (collate(load(source, keys)) for keys in self._keys.next)
-        return batches if self._is_plain else seeding.preserve_torch_rng_state(lambda: batches)
+        return batches if self._is_plain else seeding.restoring_torch_rng(lambda: batches)
 
 
 class SharedOrder(IndexedOrder):
@@ -289,6 +289,7 @@ class ScheduledOrder(IndexedOrder):
 
     def rewind(self, clock: Timestamp, saved: SavedPlace | None = None) -> None:
         """Set the clock at the start of the epoch, on which the sizes of its batches depend."""
+        super().rewind(clock, saved)
         now, batches, samples = clock.counts, 0, 0
         if saved is not None:
             batches, samples = now.batch_in_epoch, now.sample_in_epoch
@@ -340,7 +341,7 @@ class StreamOrder(_CopiedOrder):
         return itertools.islice(self._iterate(epoch), 0 if self.skips else place, None)
 
 
-# A sampler with more keys is endless, and its order cannot be drawn in advance.
+# A sampler without a length, or with at least this one, is treated as endless: its order cannot be drawn in advance.
 _ENDLESS = 2**62
 _DIGEST_BYTES = DIGEST_DIGITS // 2
 
@@ -354,22 +355,23 @@ def _is_known(sampler: Any) -> bool:
 
 def _keys_of_epoch(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
     """Return a sampler's keys for an epoch, which have a length unless there is no end."""
-    key = derive_seed(seed, "order", epoch)
+    order_seed = derive_seed(seed, "order", epoch)
     if _is_known(sampler) or type(sampler) is BatchSampler:
         drawing = copy.copy(sampler)
         if type(sampler) is BatchSampler:
             drawing.sampler = _keys_of_epoch(sampler.sampler, seed, epoch)
         else:
-            drawing.generator = torch.Generator().manual_seed(key)
+            drawing.generator = torch.Generator().manual_seed(order_seed)
         return drawing  # type: ignore[no-any-return]
-    if (length_of(sampler) or _ENDLESS) >= _ENDLESS:
+    length = length_of(sampler)
+    if length is None or length >= _ENDLESS:
         return seeding.seeded_batches(lambda: iter(sampler), seed, epoch)
     # An unknown sampler may draw from any generator: the global ones are seeded, and it is read completely before they
     # are restored.
     with preserve_rng_state():
-        seed_globals(key)
+        seed_globals(order_seed)
         if isinstance(getattr(sampler, "generator", None), torch.Generator):
-            sampler.generator.manual_seed(key)
+            sampler.generator.manual_seed(order_seed)
         return list(sampler)
 
 

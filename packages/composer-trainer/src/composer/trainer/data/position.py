@@ -128,10 +128,14 @@ class EpochPosition:
     def _warn_of_length(self, found: str) -> None:
         """Warn, once, that an epoch has another number of batches than the loader's length."""
         if not self._has_warned:
+            length = self._spec.length
+            announced = f"train_dataloader has a length of {length} batches and"
+            if length is None:
+                announced = f"train_subset_num_batches is {self.max_batches}, and train_dataloader"
             warnings.warn(
-                f"train_dataloader has a length of {self._spec.length} batches and returned {found} in an epoch, which "
-                "are trained on. Schedules and intervals count an epoch by the length: correct __len__ of the loader, "
-                "its sampler or its data set. An epoch also ends if a data set raises StopIteration.",
+                f"{announced} returned {found} in an epoch, which are trained on. Schedules and intervals count an "
+                "epoch by the former: correct it, or __len__ of the loader, its sampler or its data set. An epoch also "
+                "ends if a data set raises StopIteration.",
                 stacklevel=4,
             )
         self._has_warned = True

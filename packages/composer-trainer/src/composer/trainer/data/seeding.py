@@ -33,7 +33,7 @@ def seed_of_rank(seed: int) -> int:
     return seed if get_data_rank() == 0 else derive_seed(seed, "rank", get_data_rank())
 
 
-def first_key(*words: object) -> int:
+def seed_of_first_batch(*words: object) -> int:
     """Return the seed of an epoch's first batch; later batches have the following numbers, all of 64 bits."""
     return derive_seed("batches", *words) >> 1
 
@@ -42,19 +42,21 @@ def seeded_batches(
     begin: Callable[[], Iterator[Any]], seed: int, epoch: int, numbers: Iterator[int] | None = None
 ) -> Iterator[Any]:
     """Yield an iterator's items, with the global generators seeded for each by its number, from 0 on if None."""
-    return preserve_torch_rng_state(lambda: _seeded(begin, first_key(seed, epoch), numbers or itertools.count()))
+    return restoring_torch_rng(lambda: _seeded(begin, seed_of_first_batch(seed, epoch), numbers or itertools.count()))
 
 
-def _seeded(begin: Callable[[], Iterator[Any]], key: int, numbers: Iterator[int], every: int = 1) -> Iterator[Any]:
+def _seeded(
+    begin: Callable[[], Iterator[Any]], first_seed: int, numbers: Iterator[int], every: int = 1
+) -> Iterator[Any]:
     """Yield an iterator's items, with the global generators seeded at the start and before ``every`` so many items.
 
-    The seeds before items are ``key`` plus one of the ``numbers``.
+    The seeds before items are ``first_seed`` plus one of the ``numbers``.
     """
-    seed_globals(derive_seed(key, "begin"))
+    seed_globals(derive_seed(first_seed, "begin"))
     iterator = begin()
     for count in itertools.count():
         if count % every == 0:
-            seed_globals(key + next(numbers))
+            seed_globals(first_seed + next(numbers))
         try:
             item = next(iterator)
         except StopIteration:
@@ -62,7 +64,7 @@ def _seeded(begin: Callable[[], Iterator[Any]], key: int, numbers: Iterator[int]
         yield item
 
 
-def preserve_torch_rng_state(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+def restoring_torch_rng(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """Yield an iterator's items, and restore torch's global generator, from which layers draw, after each.
 
     Restoring those of Python and NumPy takes a hundred times longer. Their states follow from the last sample's seed,
@@ -106,7 +108,7 @@ class _DatasetWrapper:
 
 
 class SeededDataset(_DatasetWrapper, Dataset[Any]):
-    """A dataset that seeds the global generators for each batch, by the key beside the batch's indices.
+    """A dataset that seeds the global generators for each batch, by the seed beside the batch's indices.
 
     The draws of ``collate_fn`` follow those of the samples. Seeding for each sample would take longer than loading many
     samples, and a run resumes only between batches.
@@ -114,14 +116,14 @@ class SeededDataset(_DatasetWrapper, Dataset[Any]):
 
     def __getitem__(self, batch: tuple[int, Any]) -> Any:
         """Load the item of a loader without automatic batching."""
-        key, index = batch
-        seed_globals(key)
+        seed, index = batch
+        seed_globals(seed)
         return self._dataset[index]
 
     def __getitems__(self, batch: tuple[int, Any]) -> Any:
         """Load a batch."""
-        key, indices = batch
-        seed_globals(key)
+        seed, indices = batch
+        seed_globals(seed)
         return items(self._dataset, indices)
 
 
@@ -142,6 +144,6 @@ class SeededStream(_DatasetWrapper, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker, own = get_worker_info(), self.__dict__
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        key, first = first_key(self._seed, own["_epoch"] + own["_times"]) + number, own["_first"]
+        seed, first = seed_of_first_batch(self._seed, own["_epoch"] + own["_times"]) + number, own["_first"]
         own.update(_first=0, _times=own["_times"] + 1)
-        return _seeded(lambda: iter(self._dataset), key, itertools.count(first, workers), self._batch_size)
+        return _seeded(lambda: iter(self._dataset), seed, itertools.count(first, workers), self._batch_size)

@@ -6,7 +6,8 @@ stopped:
 - If the state was saved at the end of an epoch, some loaders start the next epoch, and others first return no batch. A
   loader that counts its epochs at their ends would count this one twice.
 - If ``__iter__`` is a generator function, its code before the first ``yield`` runs with the first request for a batch.
-  What it draws there, such as an order, would come from the seed of that batch, and change the batch itself.
+  What it draws there, such as an order, would come from the seed of that batch instead of batch 0, and change the
+  draws of the batch itself.
 
 So :class:`StatefulOrder` also copies the state before some earlier requests: each that may end an epoch and, with a
 generator function, every eighth one. A resumed run loads the last copy, and repeats the requests since then. With
@@ -26,11 +27,11 @@ between the epochs           10 of epoch 0                            10 of epoc
 before request 1 of epoch 1  10 of epoch 0, and 0 of epoch 1          none
 ===========================  =======================================  ==============================
 
-If there is no copy, or the requests did not lead to the place where the run stopped, no request is repeated, and the
-state at this place is loaded. They lead there
+The state at the place where the run stopped is loaded, and no request is repeated, in three cases:
 
-- within an epoch, if the loader then has the state of this place. It has not if the state depends on draws of batches;
-- between two epochs, if the last request found the end of the data exactly if it did in the run that stopped.
+- there is no copy;
+- within an epoch, the requests led to another state, because it depends on the draws of batches;
+- between two epochs, the last request found the end of the data and did not in the run that stopped, or the reverse.
 
 Random generators that are attributes of the loader or of its samplers are saved separately, as its state may not
 contain them. They get their states at the start of the epoch before the loader is iterated over, because it may draw
@@ -134,7 +135,8 @@ class StatefulOrder(OpaqueOrder):
         subset_num_batches: The number of batches in an epoch, if fewer than the loader has; -1 for all.
 
     Attributes:
-        _loaded: The saved place, from :meth:`load` until the loader is iterated over.
+        _loaded: The saved place, from :meth:`load` until the loader is iterated over; in a process without further
+            batches in this epoch, until the next one begins.
         _earlier: The last copy and the requests since then; None if a run that is resumed here repeats none.
         _random_states_at_start: The states of the random generators at the start of the epoch.
     """
@@ -162,7 +164,7 @@ class StatefulOrder(OpaqueOrder):
     def load(self, saved: SavedPlace) -> None:
         """Check that the loader accepts the state of a saved place, where the next call of :meth:`begin` continues.
 
-        Until then, :meth:`save` returns what was saved.
+        It is loaded again there, or an earlier one. Until then, :meth:`save` returns what was saved.
         """
         load_objects(SavedObjects({"train_dataloader": _copied(saved.loader)}), {"train_dataloader": self.loader})
         self._loaded = saved
