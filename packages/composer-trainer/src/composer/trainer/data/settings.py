@@ -28,6 +28,10 @@ from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, red
 class TrainingData:
     """The data to train on, and the current position in it.
 
+    The Trainer calls :meth:`install` when it is constructed. A call of ``fit`` changes nothing if an argument of it is
+    rejected, so it works on a copy, in this order: :meth:`changed` returns the copy, :meth:`check_end` and
+    :meth:`check_sizes` check it, :meth:`prepare` creates its batches, and :meth:`take` makes it the data in use.
+
     Args:
         train_dataloader: The loader; None if not given yet.
         train_dataloader_label: Its name in logs.
@@ -48,19 +52,8 @@ class TrainingData:
     spin: bool = attrs.field(default=True, alias="spin_dataloaders", validator=is_flag)
     batches: Batches | None = attrs.field(default=None, init=False)
 
-    def check_end(self, duration: Time | None, sizes_until: Time | None = None) -> None:
-        """Raise an error for a duration in epochs if the data is endless.
-
-        Args:
-            duration: The end of the training, or of a part of it.
-            sizes_until: The end of the training, after which sizes of batches must not change; None after a part or a
-                cool-down, as the training may continue.
-
-        Raises:
-            ValueError: The loader, or its sampler, is ``itertools.cycle``, ``count`` or ``repeat``; or sizes change
-                too late.
-        """
-        self.check_sizes(sizes_until)
+    def check_end(self, duration: Time | None) -> None:
+        """Raise a ValueError for a duration in epochs if the data is ``itertools.cycle``, ``count`` or ``repeat``."""
         in_epochs = duration is not None and duration.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION)
         if in_epochs and self.spec is not None and self.subset_num_batches == -1 and _is_endless(self.spec.dataloader):
             raise ValueError(
@@ -69,7 +62,7 @@ class TrainingData:
             )
 
     def check_sizes(self, duration: Time | None) -> None:
-        """Raise a ValueError if the sizes of batches change after the end of the training."""
+        """Raise a ValueError if sizes of batches change after the end of the training; None if it may continue."""
         sampler = None if self.spec is None else getattr(self.spec.dataloader, "batch_sampler", None)
         if isinstance(sampler, ScheduledBatchSampler) and duration is not None:
             sampler.check_end(duration)
