@@ -16,13 +16,12 @@ def _arguments_of(name):
     return inspect.signature(getattr(cf, name)).parameters
 
 
-def make_resnet(depth, norm=None):
-    """A torchvision ResNet for 10 classes."""
-    import torchvision
+def make_resnet(block, norm=None):
+    """A torchvision ResNet for 10 classes, with two blocks in the first stage and one in each other."""
+    from torchvision.models import resnet
 
-    return getattr(torchvision.models, f"resnet{depth}")(num_classes=10, norm_layer=norm), {
-        "x": torch.randn(4, 3, 64, 64)
-    }
+    model = resnet.ResNet(getattr(resnet, block), [2, 1, 1, 1], num_classes=10, norm_layer=norm)
+    return model, {"x": torch.randn(4, 3, 64, 64)}
 
 
 def make_vit():
@@ -56,14 +55,14 @@ def group_norm(channels):
 
 
 MODELS = {
-    "resnet18": functools.partial(make_resnet, 18),
-    "resnet50": functools.partial(make_resnet, 50),
-    "resnet18 with group norms": functools.partial(make_resnet, 18, group_norm),
+    "resnet": functools.partial(make_resnet, "BasicBlock"),
+    "resnet of bottlenecks": functools.partial(make_resnet, "Bottleneck"),
+    "resnet with group norms": functools.partial(make_resnet, "BasicBlock", group_norm),
     "vit": make_vit,
     "gpt2": make_gpt2,
     "bert": make_bert,
 }
-RESNETS = ("resnet18", "resnet50")
+RESNETS = ("resnet", "resnet of bottlenecks")
 TRANSFORMERS = ("vit", "gpt2", "bert")
 SMALL = {"min_channels": 16, "min_features": 16, "latent_features": 0.25}
 SURGERIES = {
@@ -73,7 +72,7 @@ SURGERIES = {
     "ghost_batchnorm": (functools.partial(cf.apply_ghost_batchnorm, ghost_batch_size=2), RESNETS),
     "stochastic_depth": (
         functools.partial(cf.apply_stochastic_depth, target_layer_name="ResNetBottleneck", stochastic_method="sample"),
-        ("resnet50",),
+        ("resnet of bottlenecks",),
     ),
     "gyro_dropout": (
         functools.partial(cf.apply_gyro_dropout, iters_per_epoch=4, max_epoch=2, p=0.1, sigma=4, tau=2),
@@ -89,7 +88,7 @@ SURGERIES = {
     ),
     "low_precision_groupnorm": (
         functools.partial(cf.apply_low_precision_groupnorm, precision=torch.bfloat16),
-        ("resnet18 with group norms",),
+        ("resnet with group norms",),
     ),
 }
 PAIRS = [(surgery, model) for surgery, (_, models) in SURGERIES.items() for model in models]
@@ -213,7 +212,7 @@ FITTING = {
     "apply_alibi": (make_gpt2, (64,)),
     "apply_factorization": (make_vit, ()),
     "apply_gated_linear_units": (make_bert, ()),
-    "apply_stochastic_depth": (functools.partial(make_resnet, 18), ("ResNetBottleneck",)),
+    "apply_stochastic_depth": (functools.partial(make_resnet, "BasicBlock"), ("ResNetBottleneck",)),
 }
 
 
@@ -222,7 +221,7 @@ FITTING = {
 )
 def test_optimizer_of_another_model_raises(name):
     """An optimizer of another model raises before anything changes."""
-    make, arguments = FITTING.get(name, (functools.partial(make_resnet, 18), ()))
+    make, arguments = FITTING.get(name, (functools.partial(make_resnet, "BasicBlock"), ()))
     model, other = make()[0], nn.Linear(2, 2)
     before = repr(model)
 
