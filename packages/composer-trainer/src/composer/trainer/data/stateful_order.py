@@ -195,8 +195,7 @@ class StatefulOrder(OpaqueOrder):
             return self._begin_epoch(epoch, loaded=saved.loader)
         self._load(saved.loader, random_states["start"])
         set_epoch(self.loader, epoch)
-        iteration = _Iteration(epoch, place, random_states["start"])
-        return self._iterate(iteration, seed=place, random_states=random_states["now"])
+        return self._iterate(epoch, place, random_states["start"], seed=place, after_iter=random_states["now"])
 
     def _begin_epoch(self, epoch: int, loaded: Any = None) -> Iterator[Batch]:
         """Return the batches of an epoch.
@@ -210,7 +209,7 @@ class StatefulOrder(OpaqueOrder):
         """
         set_epoch(self.loader, epoch)
         random_states = self._random_states()
-        batches = self._iterate(_Iteration(epoch, 0, random_states), seed=0)
+        batches = self._iterate(epoch, 0, random_states, seed=0)
         if (first := next(batches, END)) is not END:
             return itertools.chain([first], batches)
         if loaded is not None and not self._has_state(loaded):
@@ -220,7 +219,7 @@ class StatefulOrder(OpaqueOrder):
                 stacklevel=2,
             )
         self._set_random_states(random_states)
-        return self._iterate(_Iteration(epoch, 0, random_states), seed=0)
+        return self._iterate(epoch, 0, random_states, seed=0)
 
     def _repeat(self, earlier: _Earlier, *, in_epoch: bool) -> tuple[Iterator[Batch], bool]:
         """Load the state of a copy and repeat the requests since then.
@@ -241,7 +240,8 @@ class StatefulOrder(OpaqueOrder):
             set_epoch(self.loader, iteration.epoch)
             # With the seed of request 0, a generator function draws before its first yield as in the run. Between two
             # epochs these draws no longer matter, and the state may depend on those of the batches.
-            batches = self._iterate(attrs.evolve(iteration, requests=0), seed=0 if in_epoch else iteration.first)
+            seed = 0 if in_epoch else iteration.first
+            batches = self._iterate(iteration.epoch, iteration.first, iteration.random_states, seed=seed)
             for _ in range(iteration.requests):
                 last = next(batches, END)
         return batches, last is END
@@ -252,27 +252,29 @@ class StatefulOrder(OpaqueOrder):
         self.loader.load_state_dict(_copied(state))
 
     def _iterate(
-        self, iteration: _Iteration, *, seed: int, random_states: dict[str, Any] | None = None
+        self, epoch: int, first: int, at_start: dict[str, Any], *, seed: int, after_iter: dict[str, Any] | None = None
     ) -> Iterator[Batch]:
         """Return the batches of a new iterator.
 
         Args:
-            iteration: Its epoch and the number of its first request; the requests that are made are counted in it.
+            epoch: The epoch.
+            first: The number of the first request in it.
+            at_start: The states of the random generators at the start of the epoch.
             seed: The number of the seed of the first request; later ones have the seeds of their own numbers.
-            random_states: The states of the random generators to set after ``iter()``; None leaves them.
+            after_iter: The states of the random generators to set after ``iter()``; None leaves them.
         """
 
         def open_loader() -> Iterator[Batch]:
             batches = iter(self.loader)
-            if random_states is not None:
-                self._set_random_states(random_states)
-            return self._follow(batches, iteration)
+            if after_iter is not None:
+                self._set_random_states(after_iter)
+            return self._follow(batches, epoch, first)
 
-        self._random_states_at_start = iteration.random_states
-        seeds = itertools.chain([seed], itertools.count(iteration.first + 1))
-        return seeded_batches(open_loader, self.seed, iteration.epoch, seeds)
+        self._random_states_at_start = at_start
+        seeds = itertools.chain([seed], itertools.count(first + 1))
+        return seeded_batches(open_loader, self.seed, epoch, seeds)
 
-    def _follow(self, batches: Iterator[Batch], iteration: _Iteration) -> Iterator[Batch]:
+    def _follow(self, batches: Iterator[Batch], epoch: int, first: int) -> Iterator[Batch]:
         """Yield the batches, count the requests, and copy the state before some of them.
 
         The first request to a generator function is added to those since the former copy. The second one is preceded by
@@ -281,16 +283,16 @@ class StatefulOrder(OpaqueOrder):
         of_function = isinstance(batches, GeneratorType)
         # That of the last batch of a subset, and the one that finds the announced end of the data.
         numbers_that_may_end = (self._subset_num_batches - 1, length_of(self.loader))
-        earlier = None
+        counted, earlier = _Iteration(epoch, first, self._random_states_at_start), None
         if of_function:
-            earlier = self._earlier or _Earlier(_copied(self.loader.state_dict()), [])
-            earlier.iterations.append(iteration)
-        for number in itertools.count(iteration.first):
+            former = self._earlier or _Earlier(_copied(self.loader.state_dict()), [])
+            earlier = _Earlier(former.state, [*former.iterations, counted])
+        for number in itertools.count(first):
             if number in numbers_that_may_end or (of_function and number % _COPY_EVERY == 1):
-                iteration = _Iteration(iteration.epoch, number, iteration.random_states)
-                earlier = _Earlier(_copied(self.loader.state_dict()), [iteration])
+                counted = _Iteration(epoch, number, self._random_states_at_start)
+                earlier = _Earlier(_copied(self.loader.state_dict()), [counted])
             batch = next(batches, END)
-            iteration.requests, iteration.has_ended = iteration.requests + 1, batch is END
+            counted.requests, counted.has_ended = counted.requests + 1, batch is END
             self._earlier = earlier
             if batch is END:
                 return
