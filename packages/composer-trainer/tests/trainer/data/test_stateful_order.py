@@ -1,5 +1,6 @@
 """The order of a loader that saves its own state."""
 
+import collections
 import itertools
 import sys
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 import composer.trainer.data.stateful_order
 from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.core import DataSpec
+from composer.core.plain_data import NotSerializableError
 from composer.trainer.data.batches import Batches
 from composer.trainer.data.order import make_order
 from fixtures import record, small_run
@@ -329,6 +331,23 @@ class TestStateOfALoader:
         trainer.fit(duration="4ba")
 
         assert self.fit(make, -1, max_duration="5ba", load_path=path) == seen.values[6:]
+
+    def test_state_with_other_mappings(self, tmp_path):
+        """They are saved as dictionaries, and an object is named by its place in the state."""
+
+        class WithMapping(Drawing):
+            more = ()
+
+            def state_dict(self):
+                return collections.OrderedDict(place=self.place, counts=collections.Counter("aa"), more=self.more)
+
+        loader = WithMapping()
+        batches = self.fit(WithMapping, -1, max_duration="1ep", save_folder=tmp_path, save_interval="2ba")
+
+        assert self.fit(WithMapping, -1, max_duration="1ep", load_path=tmp_path / "ep0-ba2") == batches[2:]
+        loader.more = {1, 2}
+        with pytest.raises(NotSerializableError, match=r"^train_dataloader\.more: object of builtins.set"):
+            make_order(loader, seed=17).save(in_epoch=False)
 
     def test_announced_end_of_own_batches(self):
         """An end of the data is repeated in each of several processes, also if other loaders are longer."""

@@ -6,11 +6,12 @@ stopped:
 - If the state was saved at the end of an epoch, some loaders start the next epoch, and others first return no batch. A
   loader that counts its epochs at their ends would count this one twice.
 - If ``__iter__`` is a generator function, its code before the first ``yield`` runs with the first request for a batch.
-  What it draws there, such as an order, would come from the seed of that batch instead of batch 0, and change the
-  draws of the batch itself.
+  In the resumed run, that is a later batch. What is drawn there, such as an order, would come from its seed instead of
+  that of batch 0, and change the draws of the batch itself.
 
-So :class:`StatefulOrder` also copies the state before some earlier requests: each that may end an epoch and, with a
-generator function, every eighth one. A resumed run loads the last copy, and repeats the requests since then. With
+So :class:`StatefulOrder` also keeps a copy of an earlier state. It takes one before each request that may end an epoch
+and, with a generator function, before every eighth one, and where a run starts. A resumed run loads the last copy, and
+repeats the requests since then. With
 ``train_subset_num_batches=11``, these requests are preceded by a copy::
 
     epoch                       0                                   1
@@ -32,6 +33,10 @@ The state at the place where the run stopped is loaded, and no request is repeat
 - there is no copy;
 - within an epoch, the requests led to another state, because it depends on the draws of batches;
 - between two epochs, the last request found the end of the data and did not in the run that stopped, or the reverse.
+
+The first request that is repeated has one of two seeds. Within an epoch, it is that of request 0, with which a
+generator function draws before its first ``yield`` as in the run. Between two epochs, these draws no longer matter, and
+it has its own seed, because the state may depend on the draws of its batch.
 
 Random generators that are attributes of the loader or of its samplers are saved separately, as its state may not
 contain them. They get their states at the start of the epoch before the loader is iterated over, because it may draw
@@ -66,7 +71,7 @@ STATES = ("earlier", "generators")
 """The names in ``SavedPlace.objects.states`` that :class:`StatefulOrder` saves; the others are objects of the user."""
 
 _COPY_EVERY = 8
-"""Of how many requests to a generator function one is preceded by a copy; any of them may follow a checkpoint."""
+"""Of how many requests to a generator function one is preceded by a copy, because a checkpoint may follow any."""
 
 _ATOMS = frozenset((bool, int, float, str, bytes, type(None)))
 
@@ -80,14 +85,14 @@ class _Iteration:
         first: The number of the first one in the epoch.
         random_states: The states of the random generators at the start of the epoch.
         requests: How many there are.
-        has_ended: Whether the last one found the end of the data.
+        found_end: Whether the last one found the end of the data.
     """
 
     epoch: int
     first: int
     random_states: dict[str, Any]
     requests: int = 0
-    has_ended: bool = False
+    found_end: bool = False
 
 
 @attrs.define
@@ -103,12 +108,12 @@ class _Earlier:
     iterations: list[_Iteration]
 
     def save(self) -> dict[str, Any]:
-        """Return what :meth:`load` needs."""
+        """Return what :meth:`from_saved` needs."""
         iterations = [attrs.asdict(iteration, recurse=False) for iteration in self.iterations]
-        return {"state": self.state, "iterations": iterations}
+        return {"state": plain(self.state, "train_dataloader", mappings=True), "iterations": iterations}
 
     @classmethod
-    def load(cls, saved: dict[str, Any]) -> _Earlier:
+    def from_saved(cls, saved: dict[str, Any]) -> _Earlier:
         """Return what was saved."""
         return cls(saved["state"], [_Iteration(**iteration) for iteration in saved["iterations"]])
 
@@ -150,7 +155,11 @@ class StatefulOrder(OpaqueOrder):
         self._random_states_at_start = self._random_states()
 
     def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
-        """Return the state of the loader, and what a resumed run needs besides; ``load`` gets both."""
+        """Return the state of the loader, and what a resumed run needs besides; ``load`` gets both.
+
+        Raises:
+            NotSerializableError: The state contains something that is neither data nor a tensor.
+        """
         if self._loaded is not None:
             return self._loaded.loader, self._loaded.objects.states
         states: dict[str, Any] = {}
@@ -159,7 +168,7 @@ class StatefulOrder(OpaqueOrder):
             states["generators"] = {"start": self._random_states_at_start if in_epoch else now, "now": now}
         if self._earlier is not None:
             states["earlier"] = self._earlier.save()
-        return _copied(self.loader.state_dict()), states
+        return plain(_copied(self.loader.state_dict()), "train_dataloader", mappings=True), states
 
     def load(self, saved: SavedPlace) -> None:
         """Check that the loader accepts the state of a saved place, where the next call of :meth:`begin` continues.
@@ -180,22 +189,22 @@ class StatefulOrder(OpaqueOrder):
         states, in_epoch = saved.objects.states, place > 0
         random_states = states.get("generators", {"start": {}, "now": {}})
         if "earlier" in states:
-            earlier = _Earlier.load(states["earlier"])
-            batches, has_ended = self._repeat(earlier, in_epoch=in_epoch)
-            if in_epoch and self._has_state(saved.loader):
+            earlier = _Earlier.from_saved(states["earlier"])
+            batches, found_end = self._repeat(earlier, in_epoch=in_epoch)
+            if in_epoch and self._has_state(saved.loader):  # the requests led there
                 self._set_random_states(random_states["now"])
                 return batches
             del batches  # it ends before the next iterator is created, as in a run
-            if not in_epoch and has_ended is earlier.iterations[-1].has_ended:
+            if not in_epoch and found_end is earlier.iterations[-1].found_end:
                 self._set_random_states(random_states["now"])
                 return self._begin_epoch(epoch)
-        self._earlier = None
+        self._earlier = None  # there was none, or the requests led elsewhere
         if not in_epoch:
-            self._load(saved.loader, random_states["now"])
+            self._set_state(saved.loader, random_states["now"])
             return self._begin_epoch(epoch, loaded=saved.loader)
-        self._load(saved.loader, random_states["start"])
+        self._set_state(saved.loader, random_states["start"])
         set_epoch(self.loader, epoch)
-        return self._iterate(epoch, place, random_states["start"], seed=place, after_iter=random_states["now"])
+        return self._iterate(epoch, place, random_states["start"], seed_number=place, after_iter=random_states["now"])
 
     def _begin_epoch(self, epoch: int, loaded: Any = None) -> Iterator[Batch]:
         """Return the batches of an epoch.
@@ -209,7 +218,7 @@ class StatefulOrder(OpaqueOrder):
         """
         set_epoch(self.loader, epoch)
         random_states = self._random_states()
-        batches = self._iterate(epoch, 0, random_states, seed=0)
+        batches = self._iterate(epoch, 0, random_states, seed_number=0)
         if (first := next(batches, END)) is not END:
             return itertools.chain([first], batches)
         if loaded is not None and not self._has_state(loaded):
@@ -219,7 +228,7 @@ class StatefulOrder(OpaqueOrder):
                 stacklevel=2,
             )
         self._set_random_states(random_states)
-        return self._iterate(epoch, 0, random_states, seed=0)
+        return self._iterate(epoch, 0, random_states, seed_number=0)
 
     def _repeat(self, earlier: _Earlier, *, in_epoch: bool) -> tuple[Iterator[Batch], bool]:
         """Load the state of a copy and repeat the requests since then.
@@ -232,27 +241,31 @@ class StatefulOrder(OpaqueOrder):
             The batches after the requests, and whether the last request found the end of the data.
         """
         self._earlier = _Earlier(earlier.state, [])
-        self._load(earlier.state, earlier.iterations[0].random_states)
+        self._set_state(earlier.state, earlier.iterations[0].random_states)
         for number, iteration in enumerate(earlier.iterations):
             batches: Iterator[Batch] = iter(())  # the former iterator ends before the next is created, as in a run
             if number:
                 self._set_random_states(iteration.random_states)
             set_epoch(self.loader, iteration.epoch)
-            # With the seed of request 0, a generator function draws before its first yield as in the run. Between two
-            # epochs these draws no longer matter, and the state may depend on those of the batches.
-            seed = 0 if in_epoch else iteration.first
-            batches = self._iterate(iteration.epoch, iteration.first, iteration.random_states, seed=seed)
+            seed_number = 0 if in_epoch else iteration.first
+            batches = self._iterate(iteration.epoch, iteration.first, iteration.random_states, seed_number=seed_number)
             for _ in range(iteration.requests):
                 last = next(batches, END)
         return batches, last is END
 
-    def _load(self, state: Any, random_states: dict[str, Any]) -> None:
+    def _set_state(self, state: Any, random_states: dict[str, Any]) -> None:
         """Load a state of the loader, after those of its random generators, which it may contain as well."""
         self._set_random_states(random_states)
         self.loader.load_state_dict(_copied(state))
 
     def _iterate(
-        self, epoch: int, first: int, at_start: dict[str, Any], *, seed: int, after_iter: dict[str, Any] | None = None
+        self,
+        epoch: int,
+        first: int,
+        at_start: dict[str, Any],
+        *,
+        seed_number: int,
+        after_iter: dict[str, Any] | None = None,
     ) -> Iterator[Batch]:
         """Return the batches of a new iterator.
 
@@ -260,7 +273,7 @@ class StatefulOrder(OpaqueOrder):
             epoch: The epoch.
             first: The number of the first request in it.
             at_start: The states of the random generators at the start of the epoch.
-            seed: The number of the seed of the first request; later ones have the seeds of their own numbers.
+            seed_number: The number of the seed of the first request; later ones have the seeds of their own numbers.
             after_iter: The states of the random generators to set after ``iter()``; None leaves them.
         """
 
@@ -271,7 +284,7 @@ class StatefulOrder(OpaqueOrder):
             return self._follow(batches, epoch, first)
 
         self._random_states_at_start = at_start
-        seeds = itertools.chain([seed], itertools.count(first + 1))
+        seeds = itertools.chain([seed_number], itertools.count(first + 1))
         return seeded_batches(open_loader, self.seed, epoch, seeds)
 
     def _follow(self, batches: Iterator[Batch], epoch: int, first: int) -> Iterator[Batch]:
@@ -281,7 +294,7 @@ class StatefulOrder(OpaqueOrder):
         a new copy, as all draws before the first ``yield`` have been made then.
         """
         of_function = isinstance(batches, GeneratorType)
-        # That of the last batch of a subset, and the one that finds the announced end of the data.
+        # That of the last batch of a subset, and the one that finds the announced end of the data, if they are given.
         numbers_that_may_end = (self._subset_num_batches - 1, length_of(self.loader))
         counted, earlier = _Iteration(epoch, first, self._random_states_at_start), None
         if of_function:
@@ -292,8 +305,8 @@ class StatefulOrder(OpaqueOrder):
                 counted = _Iteration(epoch, number, self._random_states_at_start)
                 earlier = _Earlier(_copied(self.loader.state_dict()), [counted])
             batch = next(batches, END)
-            counted.requests, counted.has_ended = counted.requests + 1, batch is END
-            self._earlier = earlier
+            counted.requests, counted.found_end = counted.requests + 1, batch is END
+            self._earlier = earlier  # only now, so that no save contains a request that is not made yet
             if batch is END:
                 return
             yield batch
@@ -312,7 +325,7 @@ class StatefulOrder(OpaqueOrder):
 
 
 def _copied(value: Any) -> Any:
-    """Return a deep copy, as a loader may change its state in place; of a long list of numbers in little time."""
+    """Return a deep copy, as a loader may change its state in place; flat lists are copied without a call per item."""
     if type(value) is dict:
         return {name: _copied(inner) for name, inner in value.items()}
     is_flat = type(value) is list and _ATOMS.issuperset(map(type, value))
