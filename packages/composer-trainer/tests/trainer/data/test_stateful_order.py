@@ -259,6 +259,14 @@ class Shuffling(Drawing):
         self.left = list(state["left"])
 
 
+class ShufflingLate(Shuffling):
+    """The same, which also draws with its first batch, before that is chosen."""
+
+    def __iter__(self):
+        torch.rand(5)
+        yield from super().__iter__()
+
+
 class ShufflingNoisy(Shuffling):
     """The same, which adds noise from a generator that its state does not contain."""
 
@@ -331,6 +339,31 @@ class TestStateOfALoader:
         trainer.fit(duration="4ba")
 
         assert self.fit(make, -1, max_duration="5ba", load_path=path) == seen.values[6:]
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
+    @pytest.mark.parametrize("subset", [-1, 2, 3, 4])
+    def test_requests_that_lead_elsewhere(self, subset, tmp_path):
+        """Between two epochs, the saved state is loaded if the repeated requests do not lead to it."""
+        saving = {"save_folder": tmp_path, "save_interval": "1ep", "save_filename": "{batch}-{epoch}"}
+        batches = self.fit(ShufflingLate, subset, **saving)
+
+        for path in tmp_path.glob("[1-9]*-[12]"):
+            place = int(path.name.partition("-")[0])
+            assert self.fit(ShufflingLate, subset, load_path=path) == batches[place:]
+
+    def test_resumes_twice_without_a_copy(self, tmp_path):
+        """The draws of a run that was resumed without an earlier state are repeated by one that resumes from it."""
+        first, second = (Batches(DataSpec(DrawingLate()), -1, torch.device("cpu"), seed=3) for _ in range(2))
+        for _ in range(2):
+            first.next()
+        second.load(attrs.evolve(first.save(), objects=SavedObjects()))
+        second.next()
+        third = Batches(DataSpec(DrawingLate()), -1, torch.device("cpu"), seed=3)
+
+        third.load(second.save())
+
+        for _ in range(2):
+            assert torch.equal(third.next()[0], second.next()[0])
 
     def test_state_with_other_mappings(self, tmp_path):
         """They are saved as dictionaries, and an object is named by its place in the state."""

@@ -9,15 +9,17 @@ stopped:
   In the resumed run, that is a later batch. What is drawn there, such as an order, would come from its seed instead of
   that of batch 0, and change the draws of the batch itself.
 
-So :class:`StatefulOrder` also keeps a copy of an earlier state. It takes one before each request that may end an epoch
-and, with a generator function, before every eighth one, and where a run starts. A resumed run loads the last copy, and
-repeats the requests since then. With
+So :class:`StatefulOrder` also keeps a copy of an earlier state. It makes one before each request that may end an epoch.
+With a generator function, it also makes one where the run starts, and before every eighth request. With
 ``train_subset_num_batches=11``, these requests are preceded by a copy::
 
     epoch                       0                                   1
     request                     0  1  2  3  4  5  6  7  8  9  10    0  1  2
     with a generator function   |  |                       |  |        |
     without                                                   |
+
+A resumed run loads the last copy, and repeats the requests since then. The first of them gets the seed with which the
+iterator was opened in the run that stopped.
 
 ===========================  =======================================  ==============================
 the run stopped              requests repeated with a generator       requests repeated without
@@ -28,15 +30,9 @@ between the epochs           10 of epoch 0                            10 of epoc
 before request 1 of epoch 1  10 of epoch 0, and 0 of epoch 1          none
 ===========================  =======================================  ==============================
 
-The state at the place where the run stopped is loaded, and no request is repeated, in three cases:
-
-- there is no copy;
-- within an epoch, the requests led to another state, because it depends on the draws of batches;
-- between two epochs, the last request found the end of the data and did not in the run that stopped, or the reverse.
-
-The first request that is repeated has one of two seeds. Within an epoch, it is that of request 0, with which a
-generator function draws before its first ``yield`` as in the run. Between two epochs, these draws no longer matter, and
-it has its own seed, because the state may depend on the draws of its batch.
+If the loader then has the state that was saved where the run stopped, it continues. Otherwise, or if there is no copy,
+it loads this state, and no request is repeated. Its state is another one, for example, if it depends on draws of the
+batch whose seed was changed.
 
 Random generators that are attributes of the loader or of its samplers are saved separately, as its state may not
 contain them. They get their states at the start of the epoch before the loader is iterated over, because it may draw
@@ -73,7 +69,7 @@ STATES = ("earlier", "generators")
 _COPY_EVERY = 8
 """Of how many requests to a generator function one is preceded by a copy, because a checkpoint may follow any."""
 
-_ATOMS = frozenset((bool, int, float, str, bytes, type(None)))
+_ATOMS = frozenset((bool, int, float, str, type(None)))
 
 
 @attrs.define
@@ -84,15 +80,15 @@ class _Iteration:
         epoch: Their epoch.
         first: The number of the first one in the epoch.
         random_states: The states of the random generators at the start of the epoch.
+        opening_seed: The number of the request with whose seed the iterator was opened.
         requests: How many there are.
-        found_end: Whether the last one found the end of the data.
     """
 
     epoch: int
     first: int
     random_states: dict[str, Any]
+    opening_seed: int = 0
     requests: int = 0
-    found_end: bool = False
 
 
 @attrs.define
@@ -102,20 +98,24 @@ class _Earlier:
     Attributes:
         state: The copy.
         iterations: The requests, by iterator.
+        found_end: Whether the last request found the end of the data.
     """
 
     state: Any
     iterations: list[_Iteration]
+    found_end: bool = False
 
     def save(self) -> dict[str, Any]:
         """Return what :meth:`from_saved` needs."""
         iterations = [attrs.asdict(iteration, recurse=False) for iteration in self.iterations]
-        return {"state": plain(self.state, "train_dataloader", mappings=True), "iterations": iterations}
+        state = plain(self.state, "train_dataloader", mappings=True)
+        return {"state": state, "iterations": iterations, "found_end": self.found_end}
 
     @classmethod
     def from_saved(cls, saved: dict[str, Any]) -> _Earlier:
         """Return what was saved."""
-        return cls(saved["state"], [_Iteration(**iteration) for iteration in saved["iterations"]])
+        iterations = [_Iteration(**iteration) for iteration in saved["iterations"]]
+        return cls(saved["state"], iterations, saved["found_end"])
 
 
 class StatefulOrder(OpaqueOrder):
@@ -180,45 +180,62 @@ class StatefulOrder(OpaqueOrder):
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the batches of an epoch from a place on, which is 0 or that of the loaded state."""
-        batches = self._begin_epoch(epoch) if self._loaded is None else self._resume(self._loaded, epoch, place)
+        if self._loaded is None:
+            return self._begin_epoch(epoch)
+        state, states = self._loaded.loader, self._loaded.objects.states
+        earlier = _Earlier.from_saved(states["earlier"]) if "earlier" in states else None
+        random_states = states.get("generators", {"start": {}, "now": {}})
+        if place:
+            start = _Iteration(epoch, place, random_states["start"], opening_seed=place)
+            batches = self._resume_in_epoch(state, earlier, start, random_states["now"])
+        else:
+            batches = self._resume_between(state, earlier, epoch, random_states["now"])
         self._loaded = None
         return batches
 
-    def _resume(self, saved: SavedPlace, epoch: int, place: int) -> Iterator[Batch]:
-        """Return the batches of an epoch from the saved place on, or from its start if the place is between two."""
-        states, in_epoch = saved.objects.states, place > 0
-        random_states = states.get("generators", {"start": {}, "now": {}})
-        if "earlier" in states:
-            earlier = _Earlier.from_saved(states["earlier"])
-            batches, found_end = self._repeat(earlier, in_epoch=in_epoch)
-            if in_epoch and self._has_state(saved.loader):  # the requests led there
-                self._set_random_states(random_states["now"])
+    def _resume_in_epoch(
+        self, state: Any, earlier: _Earlier | None, start: _Iteration, random_states: dict[str, Any]
+    ) -> Iterator[Batch]:
+        """Return the batches from the saved place on, which is the first request of ``start``."""
+        if earlier is not None:
+            batches, _ = self._repeat(earlier)
+            if self._has_state(state):
+                self._set_random_states(random_states)
                 return batches
-            del batches  # it ends before the next iterator is created, as in a run
-            if not in_epoch and found_end is earlier.iterations[-1].found_end:
-                self._set_random_states(random_states["now"])
+            del batches  # the iterator ends before the loader gets another state
+        self._set_state(state, start.random_states)
+        set_epoch(self.loader, start.epoch)
+        return self._iterate(start, random_states)
+
+    def _resume_between(
+        self, state: Any, earlier: _Earlier | None, epoch: int, random_states: dict[str, Any]
+    ) -> Iterator[Batch]:
+        """Return the batches of an epoch after the saved place, which is the end of the former one."""
+        if earlier is not None:
+            batches, found_end = self._repeat(earlier)
+            is_there = self._has_state(state)
+            del batches  # the iterator ends before that of the next epoch is created, as in a run
+            # In a subset of one batch, a copy precedes request 0. Some loaders begin at their start there in a run, and
+            # continue with the copy if it is loaded, so that they have another state after it.
+            if is_there or (earlier.iterations[-1].first == 0 and found_end is earlier.found_end):
+                self._set_random_states(random_states)
                 return self._begin_epoch(epoch)
-        self._earlier = None  # there was none, or the requests led elsewhere
-        if not in_epoch:
-            self._set_state(saved.loader, random_states["now"])
-            return self._begin_epoch(epoch, loaded=saved.loader)
-        self._set_state(saved.loader, random_states["start"])
-        set_epoch(self.loader, epoch)
-        return self._iterate(epoch, place, random_states["start"], seed_number=place, after_iter=random_states["now"])
+        self._set_state(state, random_states)
+        return self._begin_epoch(epoch, loaded=state)
 
     def _begin_epoch(self, epoch: int, loaded: Any = None) -> Iterator[Batch]:
         """Return the batches of an epoch.
 
-        If the former epoch ended exactly where the data does, an iterator may have no batch, and the next one begins
-        with the first.
+        If the former epoch ended at the end of the data, the first iterator may have no batch. Then a second one is
+        created.
 
         Args:
             epoch: The number of the epoch.
             loaded: The state that was just loaded, if no request was repeated since then.
         """
         set_epoch(self.loader, epoch)
-        random_states = self._random_states()
-        batches = self._iterate(epoch, 0, random_states, seed_number=0)
+        start = _Iteration(epoch, 0, self._random_states())
+        batches = self._iterate(start)
         if (first := next(batches, END)) is not END:
             return itertools.chain([first], batches)
         if loaded is not None and not self._has_state(loaded):
@@ -227,91 +244,78 @@ class StatefulOrder(OpaqueOrder):
                 "may count this epoch twice. Let its __len__ return the number of its batches, or yield in __iter__.",
                 stacklevel=2,
             )
-        self._set_random_states(random_states)
-        return self._iterate(epoch, 0, random_states, seed_number=0)
+        self._set_random_states(start.random_states)
+        return self._iterate(start)
 
-    def _repeat(self, earlier: _Earlier, *, in_epoch: bool) -> tuple[Iterator[Batch], bool]:
+    def _repeat(self, earlier: _Earlier) -> tuple[Iterator[Batch], bool]:
         """Load the state of a copy and repeat the requests since then.
-
-        Args:
-            earlier: The copy.
-            in_epoch: Whether the run continues in the epoch of the last request, and not in the next one.
 
         Returns:
             The batches after the requests, and whether the last request found the end of the data.
         """
-        self._earlier = _Earlier(earlier.state, [])
         self._set_state(earlier.state, earlier.iterations[0].random_states)
+        self._earlier = _Earlier(earlier.state, [])  # to which the requests are added again
         for number, iteration in enumerate(earlier.iterations):
             batches: Iterator[Batch] = iter(())  # the former iterator ends before the next is created, as in a run
             if number:
                 self._set_random_states(iteration.random_states)
             set_epoch(self.loader, iteration.epoch)
-            seed_number = 0 if in_epoch else iteration.first
-            batches = self._iterate(iteration.epoch, iteration.first, iteration.random_states, seed_number=seed_number)
+            batches = self._iterate(iteration)
             for _ in range(iteration.requests):
                 last = next(batches, END)
         return batches, last is END
 
     def _set_state(self, state: Any, random_states: dict[str, Any]) -> None:
         """Load a state of the loader, after those of its random generators, which it may contain as well."""
+        self._earlier = None
         self._set_random_states(random_states)
         self.loader.load_state_dict(_copied(state))
 
-    def _iterate(
-        self,
-        epoch: int,
-        first: int,
-        at_start: dict[str, Any],
-        *,
-        seed_number: int,
-        after_iter: dict[str, Any] | None = None,
-    ) -> Iterator[Batch]:
+    def _iterate(self, start: _Iteration, random_states: dict[str, Any] | None = None) -> Iterator[Batch]:
         """Return the batches of a new iterator.
 
         Args:
-            epoch: The epoch.
-            first: The number of the first request in it.
-            at_start: The states of the random generators at the start of the epoch.
-            seed_number: The number of the seed of the first request; later ones have the seeds of their own numbers.
-            after_iter: The states of the random generators to set after ``iter()``; None leaves them.
+            start: What is known of its requests before they are made; it does not change.
+            random_states: The states of the random generators to set after ``iter()``; None leaves them.
         """
 
         def open_loader() -> Iterator[Batch]:
             batches = iter(self.loader)
-            if after_iter is not None:
-                self._set_random_states(after_iter)
-            return self._follow(batches, epoch, first)
+            if random_states is not None:
+                self._set_random_states(random_states)
+            return self._follow(batches, start)
 
-        self._random_states_at_start = at_start
-        seeds = itertools.chain([seed_number], itertools.count(first + 1))
-        return seeded_batches(open_loader, self.seed, epoch, seeds)
+        self._random_states_at_start = start.random_states
+        seeds = itertools.chain([start.opening_seed], itertools.count(start.first + 1))
+        return seeded_batches(open_loader, self.seed, start.epoch, seeds)
 
-    def _follow(self, batches: Iterator[Batch], epoch: int, first: int) -> Iterator[Batch]:
+    def _follow(self, batches: Iterator[Batch], start: _Iteration) -> Iterator[Batch]:
         """Yield the batches, count the requests, and copy the state before some of them.
 
-        The first request to a generator function is added to those since the former copy. The second one is preceded by
-        a new copy, as all draws before the first ``yield`` have been made then.
+        The requests to a generator function are added to those since the former copy, until a new one is made: before
+        request 1, because all draws before the first ``yield`` have been made then, and before 9, 17 and so on.
         """
         of_function = isinstance(batches, GeneratorType)
         # That of the last batch of a subset, and the one that finds the announced end of the data, if they are given.
         numbers_that_may_end = (self._subset_num_batches - 1, length_of(self.loader))
-        counted, earlier = _Iteration(epoch, first, self._random_states_at_start), None
+        counted, pending = attrs.evolve(start, requests=0), None
         if of_function:
             former = self._earlier or _Earlier(_copied(self.loader.state_dict()), [])
-            earlier = _Earlier(former.state, [*former.iterations, counted])
-        for number in itertools.count(first):
+            pending = _Earlier(former.state, [*former.iterations, counted])
+        for number in itertools.count(start.first):
+            if not of_function:  # the state is enough, unless the last request ended the epoch
+                pending = None
             if number in numbers_that_may_end or (of_function and number % _COPY_EVERY == 1):
-                counted = _Iteration(epoch, number, self._random_states_at_start)
-                earlier = _Earlier(_copied(self.loader.state_dict()), [counted])
+                counted = attrs.evolve(start, first=number, requests=0)
+                pending = _Earlier(_copied(self.loader.state_dict()), [counted])
             batch = next(batches, END)
-            counted.requests, counted.found_end = counted.requests + 1, batch is END
-            self._earlier = earlier  # only now, so that no save contains a request that is not made yet
+            counted.requests += 1
+            if pending is not None:
+                pending.found_end = batch is END
+            self._earlier = pending  # only now, so that no save contains a request that is not made yet
             if batch is END:
                 return
             yield batch
-            if not of_function:  # the state is enough, unless the last request ended the epoch
-                earlier = None
 
     def _has_state(self, state: Any) -> bool:
         return equal(plain(self.loader.state_dict(), mappings=True), state)
