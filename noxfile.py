@@ -86,7 +86,7 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def resume_matrix(session: nox.Session) -> None:
-    """Stop and resume with every pair of algorithms and in several processes, and kill runs; takes over an hour."""
+    """Stop and resume with every pair of algorithms and in several processes, and kill runs; takes half an hour."""
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES))
     env = TEST_ENV | {"RESUME_MATRIX": "all", "FAULTS": "all"}
     tests = ["tests/test_resume.py", "tests/test_each_algorithm.py", "tests/test_faults.py"]
