@@ -3,14 +3,15 @@
 A loader continues when it has loaded its state and is iterated over. Two things can then differ from the run that
 stopped:
 
-- If the state was saved at the end of an epoch, some loaders start the next epoch, and others first return no batch. A
-  loader that counts its epochs at their ends would count this one twice.
+- If the state was saved at the end of an epoch, some loaders start the next epoch, and others return no batch from
+  their first iterator. One that counts its epochs at their ends would count this one twice. If it loads an earlier
+  state and the last request is repeated, it reaches the end itself.
 - If ``__iter__`` is a generator function, its code before the first ``yield`` runs with the first request for a batch.
-  In the resumed run, that is a later batch. What is drawn there, such as an order, would come from its seed instead of
-  that of batch 0, and change the draws of the batch itself.
+  In the resumed run, that is a later batch. What is drawn there, such as an order, would be drawn with its seed instead
+  of that of batch 0, and change the draws of the batch itself.
 
 So :class:`StatefulOrder` also keeps a copy of an earlier state. It makes one before each request that may end an epoch.
-With a generator function, it also makes one where the run starts, and before every eighth request. With
+With a generator function, it also makes one where the run starts, and before the requests 1, 9, 17 and so on. With
 ``train_subset_num_batches=11``, these requests are preceded by a copy::
 
     epoch                       0                                   1
@@ -18,8 +19,8 @@ With a generator function, it also makes one where the run starts, and before ev
     with a generator function   |  |                       |  |        |
     without                                                   |
 
-A resumed run loads the last copy, and repeats the requests since then. The first of them gets the seed with which the
-iterator was opened in the run that stopped.
+A resumed run loads the last copy, and repeats the requests since then. The first request that is repeated to an
+iterator gets the seed with which that iterator was opened.
 
 ===========================  =======================================  ==============================
 the run stopped              requests repeated with a generator       requests repeated without
@@ -31,8 +32,10 @@ before request 1 of epoch 1  10 of epoch 0, and 0 of epoch 1          none
 ===========================  =======================================  ==============================
 
 If the loader then has the state that was saved where the run stopped, it continues. Otherwise, or if there is no copy,
-it loads this state, and no request is repeated. Its state is another one, for example, if it depends on draws of the
-batch whose seed was changed.
+it loads this state, and no request is repeated. The states can differ if they depend on random draws of the first
+repeated request, whose seed was changed. Only at the end of a subset of one batch, where the copy precedes request 0, another state is
+accepted if the request found the end of the data as in the run that stopped: some loaders start at their beginning
+there in a run, and continue from the copy when it is loaded.
 
 Random generators that are attributes of the loader or of its samplers are saved separately, as its state may not
 contain them. They get their states at the start of the epoch before the loader is iterated over, because it may draw
@@ -79,15 +82,15 @@ class _Iteration:
     Attributes:
         epoch: Their epoch.
         first: The number of the first one in the epoch.
-        random_states: The states of the random generators at the start of the epoch.
-        opening_seed: The number of the request with whose seed the iterator was opened.
+        states_at_start: The states of the random generators at the start of the epoch.
+        opening_number: The number of the request with whose seed the iterator was opened.
         requests: How many there are.
     """
 
     epoch: int
     first: int
-    random_states: dict[str, Any]
-    opening_seed: int = 0
+    states_at_start: dict[str, Any]
+    opening_number: int = 0
     requests: int = 0
 
 
@@ -98,7 +101,7 @@ class _Earlier:
     Attributes:
         state: The copy.
         iterations: The requests, by iterator.
-        found_end: Whether the last request found the end of the data.
+        found_end: Whether the last request found the end of the data; for a subset of one batch.
     """
 
     state: Any
@@ -131,8 +134,8 @@ class StatefulOrder(OpaqueOrder):
                                              at the ``"start"`` of the epoch, and ``"now"``
     =======================================  ==================================================================
 
-    Without a generator function, no copy precedes an end of the data that the length does not announce. A loader that
-    then counts an epoch twice, because it first returns no batch in a resumed run, causes a warning.
+    Without a generator function, no copy precedes an end of the data that the length does not announce. If the loader
+    then returns no batch first in a resumed run and changes its state, a warning says that it may count an epoch twice.
 
     Args:
         loader: The loader.
@@ -179,48 +182,50 @@ class StatefulOrder(OpaqueOrder):
         self._loaded = saved
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
-        """Return the batches of an epoch from a place on, which is 0 or that of the loaded state."""
+        """Return the batches of an epoch from a place on, which is 0 or that of the loaded state.
+
+        At the start of an epoch, its first batch is loaded now.
+        """
         if self._loaded is None:
             return self._begin_epoch(epoch)
         state, states = self._loaded.loader, self._loaded.objects.states
         earlier = _Earlier.from_saved(states["earlier"]) if "earlier" in states else None
         random_states = states.get("generators", {"start": {}, "now": {}})
         if place:
-            start = _Iteration(epoch, place, random_states["start"], opening_seed=place)
-            batches = self._resume_in_epoch(state, earlier, start, random_states["now"])
+            opening = _Iteration(epoch, place, random_states["start"], opening_number=place)
+            batches = self._resume_in_epoch(state, earlier, opening, random_states["now"])
         else:
             batches = self._resume_between(state, earlier, epoch, random_states["now"])
         self._loaded = None
         return batches
 
     def _resume_in_epoch(
-        self, state: Any, earlier: _Earlier | None, start: _Iteration, random_states: dict[str, Any]
+        self, state: Any, earlier: _Earlier | None, opening: _Iteration, states_now: dict[str, Any]
     ) -> Iterator[Batch]:
-        """Return the batches from the saved place on, which is the first request of ``start``."""
+        """Return the batches from the saved place on, which is the first request of ``opening``."""
         if earlier is not None:
             batches, _ = self._repeat(earlier)
             if self._has_state(state):
-                self._set_random_states(random_states)
+                self._set_random_states(states_now)
                 return batches
             del batches  # the iterator ends before the loader gets another state
-        self._set_state(state, start.random_states)
-        set_epoch(self.loader, start.epoch)
-        return self._iterate(start, random_states)
+        self._set_state(state, opening.states_at_start)
+        set_epoch(self.loader, opening.epoch)
+        return self._iterate(opening, after_iter=states_now)
 
     def _resume_between(
-        self, state: Any, earlier: _Earlier | None, epoch: int, random_states: dict[str, Any]
+        self, state: Any, earlier: _Earlier | None, epoch: int, states_now: dict[str, Any]
     ) -> Iterator[Batch]:
         """Return the batches of an epoch after the saved place, which is the end of the former one."""
         if earlier is not None:
             batches, found_end = self._repeat(earlier)
             is_there = self._has_state(state)
             del batches  # the iterator ends before that of the next epoch is created, as in a run
-            # In a subset of one batch, a copy precedes request 0. Some loaders begin at their start there in a run, and
-            # continue with the copy if it is loaded, so that they have another state after it.
-            if is_there or (earlier.iterations[-1].first == 0 and found_end is earlier.found_end):
-                self._set_random_states(random_states)
+            is_subset_of_one = earlier.iterations[-1].first == 0
+            if is_there or (is_subset_of_one and found_end is earlier.found_end):
+                self._set_random_states(states_now)
                 return self._begin_epoch(epoch)
-        self._set_state(state, random_states)
+        self._set_state(state, states_now)
         return self._begin_epoch(epoch, loaded=state)
 
     def _begin_epoch(self, epoch: int, loaded: Any = None) -> Iterator[Batch]:
@@ -234,18 +239,18 @@ class StatefulOrder(OpaqueOrder):
             loaded: The state that was just loaded, if no request was repeated since then.
         """
         set_epoch(self.loader, epoch)
-        start = _Iteration(epoch, 0, self._random_states())
-        batches = self._iterate(start)
+        opening = _Iteration(epoch, 0, self._random_states())
+        batches = self._iterate(opening)
         if (first := next(batches, END)) is not END:
             return itertools.chain([first], batches)
         if loaded is not None and not self._has_state(loaded):
             warnings.warn(
                 "train_dataloader ended and changed its state when it had loaded that of the end of an epoch, so it "
-                "may count this epoch twice. Let its __len__ return the number of its batches, or yield in __iter__.",
+                "may count this epoch twice. Let its __len__ return the number of its batches, or write __iter__ as a generator function.",
                 stacklevel=2,
             )
-        self._set_random_states(start.random_states)
-        return self._iterate(start)
+        self._set_random_states(opening.states_at_start)
+        return self._iterate(opening)
 
     def _repeat(self, earlier: _Earlier) -> tuple[Iterator[Batch], bool]:
         """Load the state of a copy and repeat the requests since then.
@@ -253,12 +258,12 @@ class StatefulOrder(OpaqueOrder):
         Returns:
             The batches after the requests, and whether the last request found the end of the data.
         """
-        self._set_state(earlier.state, earlier.iterations[0].random_states)
+        self._set_state(earlier.state, earlier.iterations[0].states_at_start)
         self._earlier = _Earlier(earlier.state, [])  # to which the requests are added again
         for number, iteration in enumerate(earlier.iterations):
             batches: Iterator[Batch] = iter(())  # the former iterator ends before the next is created, as in a run
             if number:
-                self._set_random_states(iteration.random_states)
+                self._set_random_states(iteration.states_at_start)
             set_epoch(self.loader, iteration.epoch)
             batches = self._iterate(iteration)
             for _ in range(iteration.requests):
@@ -266,30 +271,35 @@ class StatefulOrder(OpaqueOrder):
         return batches, last is END
 
     def _set_state(self, state: Any, random_states: dict[str, Any]) -> None:
-        """Load a state of the loader, after those of its random generators, which it may contain as well."""
+        """Load a state of the loader, and forget the earlier one.
+
+        The random generators get their states before, because that of the loader may contain them, too.
+        """
         self._earlier = None
         self._set_random_states(random_states)
         self.loader.load_state_dict(_copied(state))
 
-    def _iterate(self, start: _Iteration, random_states: dict[str, Any] | None = None) -> Iterator[Batch]:
+    def _iterate(self, opening: _Iteration, after_iter: dict[str, Any] | None = None) -> Iterator[Batch]:
         """Return the batches of a new iterator.
 
+        Its requests are added to those of ``_earlier`` when they are made, if they are to a generator function.
+
         Args:
-            start: What is known of its requests before they are made; it does not change.
-            random_states: The states of the random generators to set after ``iter()``; None leaves them.
+            opening: The epoch, first request and seed of the iterator; it does not change.
+            after_iter: The states of the random generators to set after ``iter()``; None leaves them.
         """
 
         def open_loader() -> Iterator[Batch]:
             batches = iter(self.loader)
-            if random_states is not None:
-                self._set_random_states(random_states)
-            return self._follow(batches, start)
+            if after_iter is not None:
+                self._set_random_states(after_iter)
+            return self._follow(batches, opening)
 
-        self._random_states_at_start = start.random_states
-        seeds = itertools.chain([start.opening_seed], itertools.count(start.first + 1))
-        return seeded_batches(open_loader, self.seed, start.epoch, seeds)
+        self._random_states_at_start = opening.states_at_start
+        seeds = itertools.chain([opening.opening_number], itertools.count(opening.first + 1))
+        return seeded_batches(open_loader, self.seed, opening.epoch, seeds)
 
-    def _follow(self, batches: Iterator[Batch], start: _Iteration) -> Iterator[Batch]:
+    def _follow(self, batches: Iterator[Batch], opening: _Iteration) -> Iterator[Batch]:
         """Yield the batches, count the requests, and copy the state before some of them.
 
         The requests to a generator function are added to those since the former copy, until a new one is made: before
@@ -298,15 +308,16 @@ class StatefulOrder(OpaqueOrder):
         of_function = isinstance(batches, GeneratorType)
         # That of the last batch of a subset, and the one that finds the announced end of the data, if they are given.
         numbers_that_may_end = (self._subset_num_batches - 1, length_of(self.loader))
-        counted, pending = attrs.evolve(start, requests=0), None
+        # The last of the iterations in ``pending``, if there is a copy.
+        counted, pending = attrs.evolve(opening, requests=0), None
         if of_function:
             former = self._earlier or _Earlier(_copied(self.loader.state_dict()), [])
             pending = _Earlier(former.state, [*former.iterations, counted])
-        for number in itertools.count(start.first):
+        for number in itertools.count(opening.first):
             if not of_function:  # the state is enough, unless the last request ended the epoch
                 pending = None
             if number in numbers_that_may_end or (of_function and number % _COPY_EVERY == 1):
-                counted = attrs.evolve(start, first=number, requests=0)
+                counted = attrs.evolve(opening, first=number, requests=0)
                 pending = _Earlier(_copied(self.loader.state_dict()), [counted])
             batch = next(batches, END)
             counted.requests += 1
