@@ -6,7 +6,8 @@ of a field, and the data do not contain the type. Where no type is declared, as 
 
 Encoding goes through the types itself, because it must reject what decoding would change. Decoding is done by cattrs
 with the hooks of ``_make_converter``. :func:`from_data` encodes the decoded value again and compares: a codec that
-loses anything, or data that cattrs has converted, raises an error.
+loses anything, or data that cattrs has converted, raises an error. So data must contain every field of a class, also
+those with defaults: a field that is added later has to be filled in before earlier data is decoded.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from composer.core.checks import describe, error_text, nearest, shortened
 from composer.core.plain_data import ENCODED, MAX_DEPTH, NotSerializableError, at, check_depth, equal, plain, to_number
 from composer.core.time import Time, Timestamp
 
-# Where a type is encoded and decoded. To add one, add the type to ENCODED and its two functions to _CODECS.
+# Where a type is encoded and decoded. To add one with a codec, add the type to ENCODED, and its functions to _CODECS.
+# Any other kind of type has to be added to _encode or _encode_instance, _is_instance, _has_no_item_types if its items
+# may be undeclared, and the hooks of _make_converter, of which the last one that accepts a type decodes it.
 #
 #   type                                       encoded by          decoded by
 #   Any, object, a union with one of them      plain               as it is
@@ -202,7 +205,8 @@ def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
         path: The place of the data, for the error.
 
     Raises:
-        ValueError: :func:`to_data` returns such data for no value of this type.
+        ValueError: :func:`to_data` returns such data for no value of this type. A missing field is an error, too, even
+            if it has a default.
 
     Example:
         >>> from_data([0.9, "10ep"], tuple[float, Time | None])
@@ -210,7 +214,7 @@ def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
     """
     try:
         value = _CONVERTER.structure(data, kind)
-        # Without the containers around it, the value may be as deep as a file, which may be twice as deep as data.
+        # Data may be nested twice as deep in a file as in memory, so encoding begins at a negative depth.
         encoded_again = _encode(value, kind, "", -MAX_DEPTH)
     except Exception as error:  # noqa: BLE001  (data of another program fails in many ways)
         raise ValueError(" ".join(_sentences(error, data, kind, path))) from None

@@ -33,9 +33,9 @@ before request 1 of epoch 1  10 of epoch 0, and 0 of epoch 1          none
 
 If the loader then has the state that was saved where the run stopped, it continues. Otherwise, or if there is no copy,
 it loads this state, and no request is repeated. The states can differ if they depend on random draws of the first
-repeated request, whose seed was changed. Only at the end of a subset of one batch, where the copy precedes request 0, another state is
-accepted if the request found the end of the data as in the run that stopped: some loaders start at their beginning
-there in a run, and continue from the copy when it is loaded.
+repeated request, whose seed was changed. Only at the end of a subset of one batch, where the copy precedes request 0,
+another state is accepted if the request found the end of the data as in the run that stopped: some loaders start at
+their beginning there in a run, and continue from the copy when it is loaded.
 
 Random generators that are attributes of the loader or of its samplers are saved separately, as its state may not
 contain them. They get their states at the start of the epoch before the loader is iterated over, because it may draw
@@ -135,7 +135,7 @@ class StatefulOrder(OpaqueOrder):
     =======================================  ==================================================================
 
     Without a generator function, no copy precedes an end of the data that the length does not announce. If the loader
-    then returns no batch first in a resumed run and changes its state, a warning says that it may count an epoch twice.
+    then returns no batch first in a resumed run and changes its state, a warning states that it may count one twice.
 
     Args:
         loader: The loader.
@@ -221,8 +221,8 @@ class StatefulOrder(OpaqueOrder):
             batches, found_end = self._repeat(earlier)
             is_there = self._has_state(state)
             del batches  # the iterator ends before that of the next epoch is created, as in a run
-            is_subset_of_one = earlier.iterations[-1].first == 0
-            if is_there or (is_subset_of_one and found_end is earlier.found_end):
+            # The copy precedes request 0 only in a subset of one batch.
+            if is_there or (earlier.iterations[-1].first == 0 and found_end is earlier.found_end):
                 self._set_random_states(states_now)
                 return self._begin_epoch(epoch)
         self._set_state(state, states_now)
@@ -246,7 +246,7 @@ class StatefulOrder(OpaqueOrder):
         if loaded is not None and not self._has_state(loaded):
             warnings.warn(
                 "train_dataloader ended and changed its state when it had loaded that of the end of an epoch, so it "
-                "may count this epoch twice. Let its __len__ return the number of its batches, or write __iter__ as a generator function.",
+                "may count this epoch twice. Let its __len__ return the number of its batches, or yield in __iter__.",
                 stacklevel=2,
             )
         self._set_random_states(opening.states_at_start)
