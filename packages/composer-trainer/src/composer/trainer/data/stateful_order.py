@@ -171,7 +171,7 @@ class StatefulOrder(OpaqueOrder):
             states["generators"] = {"start": self._random_states_at_start if in_epoch else now, "now": now}
         if self._earlier is not None:
             states["earlier"] = self._earlier.save()
-        return plain(_copied(self.loader.state_dict()), "train_dataloader", mappings=True), states
+        return save_objects({"train_dataloader": self.loader}).states["train_dataloader"], states
 
     def load(self, saved: SavedPlace) -> None:
         """Check that the loader accepts the state of a saved place, where the next call of :meth:`begin` continues.
