@@ -81,6 +81,20 @@ class TestReconstruction:
         assert all(torch.equal(loaded[name], value.to(loaded[name].dtype)) for name, value in averages.items())
         assert any(not torch.equal(loaded[name], value) for name, value in before.items())
 
+    def test_vectors_of_a_spectral_norm(self, tmp_path):
+        """Buffers that are no statistics are those of the last snapshot: averages of unit vectors are none."""
+        state = make_state()
+        torch.nn.utils.parametrizations.spectral_norm(next(m for m in state.model.modules() if hasattr(m, "weight")))
+        training = Training(state, [PostHocEMA(tmp_path, "20ba")])
+        training.run(60)
+        training.finish()
+
+        averages = post_hoc_ema(tmp_path, 0.08)
+
+        vectors = {name: one for name, one in state.model.state_dict().items() if name.endswith(("_u", "_v"))}
+        assert len(vectors) == 2
+        assert all(torch.equal(averages[name], vector) for name, vector in vectors.items())
+
     def test_models_in_16_bits_have_averages_in_32(self, tmp_path):
         """Averages of bfloat16 weights are saved in float32."""
         train(tmp_path, dtype=torch.bfloat16, batches=60, interval="10ba")

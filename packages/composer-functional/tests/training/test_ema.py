@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from composer import functional as cf
@@ -153,14 +154,30 @@ class TestComputeEma:
     def test_expanded_buffer_is_averaged(self):
         """A copy of an expanded buffer gets memory for each element."""
         model = nn.Module()
-        model.register_buffer("rate", torch.ones(1, 2).expand(3, 2))
+        model.register_buffer("running_var", torch.ones(1, 2).expand(3, 2))
         average = nn.Module()
-        average.register_buffer("rate", torch.zeros(1, 2).expand(3, 2))
+        average.register_buffer("running_var", torch.zeros(1, 2).expand(3, 2))
 
         for _ in range(3):
             cf.compute_ema(model, average, smoothing=0.5)
 
-        torch.testing.assert_close(average.rate, torch.full((3, 2), 0.875))
+        torch.testing.assert_close(average.running_var, torch.full((3, 2), 0.875))
+
+    @pytest.mark.parametrize("normalize", [spectral_norm, nn.utils.spectral_norm], ids=["parametrized", "hook"])
+    @pytest.mark.parametrize("update", UPDATES)
+    def test_vectors_of_a_spectral_norm_are_copied(self, update: str, normalize: Callable[[nn.Module], nn.Module]):
+        """The average of unit vectors is none: they are those of the model, while weights are averaged."""
+        torch.manual_seed(0)
+        model = nn.Sequential(normalize(nn.Linear(8, 32)), nn.BatchNorm1d(32))
+        average = copy.deepcopy(model)
+        for buffer in model.buffers():
+            buffer.data = -buffer.data - 1 if buffer.is_floating_point() else buffer.data + 1
+
+        UPDATES[update](model, average)
+
+        for (name, own), other in zip(average.named_buffers(), model.buffers(), strict=True):
+            assert torch.equal(own, other) is ("running" not in name), name
+            assert own is not other
 
     @pytest.mark.parametrize("update", UPDATES)
     def test_average_on_the_cpu(self, update: str, device: torch.device):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from composer.core.serialization import from_data
 from composer.functional import update_averages
 from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, local_parts, reshard, shard_like
-from composer.functional.training.ema import average_dtype, is_dense, tensor_slots
+from composer.functional.training.ema import average_dtype, is_dense, is_statistic, tensor_slots
 
 _Slot = tuple[dict[str, Tensor], str]
 """The dictionary of a module, and the key, of a parameter or buffer."""
@@ -132,7 +132,7 @@ class WeightAveraging(Algorithm):
 
 @attrs.define(eq=False)
 class AveragedWeights:
-    """Averages of a model's parameters and buffers, inside or outside the model.
+    """Averages of a model's parameters and running statistics, with copies of its other buffers.
 
     Args:
         owner: The name of the algorithm's class, for errors.
@@ -146,9 +146,12 @@ class AveragedWeights:
     _exact: dict[str, Tensor] = attrs.field(factory=dict, init=False)
     # The dictionaries of the modules, not the tensors: modules may assign a new one, `self.mean = 0.9 * self.mean`.
     _slots: dict[str, _Slot] = attrs.field(factory=dict, init=False)
-    # The names of weights that have no average, such as sparse ones and caches that grow; they are copied.
+    # The names of weights that are averaged, and of those that are copied in place: the other buffers of real numbers.
+    _averaged: list[str] = attrs.field(factory=list, init=False)
+    held: list[str] = attrs.field(factory=list, init=False)
+    # The names of weights that are replaced by copies, such as sparse ones and caches that grow.
     _copied: set[str] = attrs.field(factory=set, init=False)
-    _buffers: list[str] = attrs.field(factory=list, init=False)  # the names of those that are averaged
+    _buffers: list[str] = attrs.field(factory=list, init=False)  # the names of those that are not
     _used_by: set[object] = attrs.field(factory=set, init=False)
     _is_in_model: bool = attrs.field(default=False, init=False)
     _is_sharded: bool = attrs.field(default=False, init=False)
@@ -185,22 +188,17 @@ class AveragedWeights:
                 "an evaluation was interrupted. After a failed evaluation call engine.restore() before training."
             )
 
-    def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the averages and the model's weights during training, in the same order.
+    def tensors(self, names: Iterable[str]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the averages with these names and the model's weights during training, in the same order.
 
-        For sharded weights (DTensors, as ``fully_shard`` creates them) these are the local parts. Weights that are only
-        copied are left out.
+        For sharded weights (DTensors, as ``fully_shard`` creates them) these are the local parts.
         """
-        changed = {name for name in self._buffers if not _has_shape_of(self._tensor(name), self._outside[name])}
-        if changed:
-            self._copied |= changed
-            self._buffers = [name for name in self._buffers if name not in changed]
         averages, weights = [], []
-        for name, (holder, key) in self._slots.items():  # without a call for each tensor, as this is in each step
-            if name not in self._copied:
-                average, weight = self._outside[name], holder.get(key)
-                averages.append(average)
-                weights.append(average if weight is None else weight)  # as in _tensor
+        for name in names:  # without a call for each tensor, as this is in each step
+            holder, key = self._slots[name]
+            average, weight = self._outside[name], holder.get(key)
+            averages.append(average)
+            weights.append(average if weight is None else weight)  # as in _tensor
         return (local_parts(averages), local_parts(weights)) if self._is_sharded else (averages, weights)
 
     @torch.no_grad()
@@ -209,13 +207,21 @@ class AveragedWeights:
         if not self:
             self.begin(model)
             return
-        averages, weights = self.tensors()
-        update_averages(averages, weights, smoothing)
+        self._find_changed()
+        update_averages(*self.tensors(self._averaged), smoothing)
+        if self.held:
+            update_averages(*self.tensors(self.held), smoothing=0)
         for name in self._copied:
             self._outside[name] = self._tensor(name).clone()
 
-    def _averaged(self) -> list[str]:
-        return [name for name in self._slots if name not in self._copied]
+    def _find_changed(self) -> None:
+        """Replace buffers by copies from now on whose shape has changed."""
+        changed = {name for name in self._buffers if not _has_shape_of(self._tensor(name), self._outside[name])}
+        if changed:
+            self._copied |= changed
+            self._averaged, self.held, self._buffers = (
+                [name for name in names if name not in changed] for names in (self._averaged, self.held, self._buffers)
+            )
 
     def _tensor(self, name: str) -> Tensor:
         """Return a weight of the model; if a module has removed a buffer, the copy outside."""
@@ -345,7 +351,11 @@ class AveragedWeights:
         self._model, self._slots = model, _find_slots(model)
         weights = {name: holder[key] for name, (holder, key) in self._slots.items()}
         self._copied = {name for name, weight in weights.items() if not is_dense(weight)}
-        self._buffers = [name for name in self._averaged() if not isinstance(weights[name], nn.Parameter)]
+        dense = {name: weight for name, weight in weights.items() if name not in self._copied}
+        self._buffers = [name for name, weight in dense.items() if not isinstance(weight, nn.Parameter)]
+        self.held = [name for name in self._buffers if average_dtype(dense[name].dtype) and not is_statistic(name)]
+        held = set(self.held)
+        self._averaged = [name for name in dense if name not in held]
         self._is_sharded = any(map(is_dtensor, weights.values()))
         return weights
 
@@ -356,8 +366,9 @@ class AveragedWeights:
         if self._is_sharded and self._model is not None:
             # After a forward pass the modules may still hold gathered weights, to which the parts would not be copied.
             reshard(self._model)
-        averages, weights = self.tensors()
-        names = self._averaged()
+        self._find_changed()
+        names = [*self._averaged, *self.held]
+        averages, weights = self.tensors(names)
         # The dictionaries get other tensors, because those in float32 must not be rounded to the model's precision.
         inside = {name: self._tensor(name).clone() for name in names}
         expanded = [weight for weight in weights if 0 in weight.stride()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -165,7 +166,8 @@ class PostHocEMA(Algorithm):
                     weights[name] = complete.cpu().contiguous()
             if state.rank == 0:
                 path = self._folder(state) / f"updates-{self._num_updates:09}-sigma-{sigma_rel}.safetensors"
-                write_atomically(partial(save_file, weights), path)
+                copied = {"copied": json.dumps(average.held)}
+                write_atomically(partial(save_file, weights, metadata=copied), path)
 
 
 def snapshots(folder: Path) -> list[Snapshot]:
@@ -190,7 +192,8 @@ def post_hoc_ema(
 
     Returns:
         The weights by name, on the CPU. Tied weights occur once: load them by
-        ``model.load_state_dict(weights, strict=False)``. Integers are those of the last snapshot.
+        ``model.load_state_dict(weights, strict=False)``. Buffers other than running means and variances are those
+        of the last snapshot.
 
     Raises:
         TypeError: A value is of another type.
@@ -210,8 +213,7 @@ def post_hoc_ema(
         >>> torch.allclose(weights["weight"], model.weight)
         True
     """
-    from safetensors import SafetensorError  # noqa: PLC0415  (only snapshots need it)
-    from safetensors.torch import load_file  # noqa: PLC0415
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415  (only snapshots need it)
 
     found = snapshots(Path(folder))
     if not found:
@@ -223,13 +225,15 @@ def post_hoc_ema(
     total: dict[str, Tensor] = {}
     for snapshot, factor in zip(found, factors.tolist(), strict=True):
         try:
-            weights = load_file(snapshot.path)
-        except (SafetensorError, OSError) as error:
+            with safe_open(snapshot.path, "pt") as file:
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dictionary)
+                copied = json.loads((file.metadata() or {}).get("copied", "[]"))
+        except (SafetensorError, OSError, ValueError) as error:
             raise ValueError(f"The snapshot {snapshot.path} cannot be read: {error}") from None
         if total and {name: one.shape for name, one in weights.items()} != {n: one.shape for n, one in total.items()}:
             raise ValueError(f"The snapshot {snapshot.path} is of another model. Use one folder for each training.")
         for name, tensor in weights.items():
-            if average_dtype(tensor.dtype) is None:
+            if average_dtype(tensor.dtype) is None or name in copied:
                 total[name] = tensor
             else:
                 total[name] = total[name].add_(tensor, alpha=factor) if name in total else tensor * factor

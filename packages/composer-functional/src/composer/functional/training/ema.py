@@ -14,13 +14,15 @@ __all__ = ["compute_ema", "update_averages"]
 _CONVERTED_AT_ONCE = 16
 
 _Tensors = list[Tensor] | tuple[Tensor, ...]
+_Pairs = tuple[list[Tensor], list[Tensor]]
 
 
 def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99) -> None:
     """Update the averaged model with the weights of the model, in place.
 
-    ``ema = smoothing * ema + (1 - smoothing) * model`` for parameters and buffers. Buffers without an average are
-    copied: integers, such as the number of batches of BatchNorm, and those that are sparse or change their shape.
+    ``ema = smoothing * ema + (1 - smoothing) * model`` for parameters, and for the buffers ``running_mean`` and
+    ``running_var``, the statistics of norms. All other buffers are copied: averages of the unit vectors of a spectral
+    norm, of codebooks or of counts have no meaning.
 
     Weights in float16 or bfloat16 could not follow small changes: their averages become float32 at the first update.
     To evaluate in the model's dtype, convert a copy: ``copy.deepcopy(ema_model).to(torch.bfloat16)``.
@@ -43,8 +45,9 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
         True
     """
     _check_smoothing(smoothing)
-    averaged, current = pair_tensors(model, ema_model, "ema_model")
-    update_averages(averaged, current, smoothing)
+    pairs, copied = pair_tensors(model, ema_model, "ema_model")
+    update_averages(*pairs, smoothing)
+    update_averages(*copied, smoothing=0)
 
 
 @torch.no_grad()
@@ -140,6 +143,16 @@ def average_dtype(dtype: torch.dtype) -> torch.dtype | None:
     return torch.promote_types(dtype, torch.float32) if is_averaged else None
 
 
+def is_statistic(name: str) -> bool:
+    """Return whether a buffer is a running mean or variance of a norm, which is averaged with the weights.
+
+    Example:
+        >>> is_statistic("layers.1.running_var"), is_statistic("layers.1.rates")
+        (True, False)
+    """
+    return name.rpartition(".")[2] in {"running_mean", "running_var"}
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Return whether a tensor is neither sparse nor nested, and can be averaged.
 
@@ -155,10 +168,11 @@ def _check_smoothing(smoothing: float) -> None:
 
 
 @torch.no_grad()
-def pair_tensors(model: nn.Module, average: nn.Module, name: str) -> tuple[list[Tensor], list[Tensor]]:
+def pair_tensors(model: nn.Module, average: nn.Module, name: str, *, use_buffers: bool = True) -> tuple[_Pairs, _Pairs]:
     """Return the tensors of an averaged model, the argument ``name``, and those of the model, in the same order.
 
-    Those that cannot be averaged, because they are not dense or have another shape, are copied and not returned.
+    The first pair of lists is averaged, the second copied. Tensors that are not dense or have another shape are copied
+    here and not returned.
 
     Raises:
         TypeError: One of the two is not a module.
@@ -174,33 +188,34 @@ def pair_tensors(model: nn.Module, average: nn.Module, name: str) -> tuple[list[
             f"{name} must have the names of model's parameters and buffers; only model has {few(only_model)}, "
             f"only {name} has {few(only_average)}. {remedy}"
         )
-    pairs: dict[int, tuple[Tensor, Tensor]] = {}  # tied weights, one tensor under two names, are updated once
-    copied: list[tuple[dict[str, Tensor], str, Tensor]] = []
+    pairs: dict[int, tuple[Tensor, Tensor, bool]] = {}  # tied weights, one tensor under two names, are updated once
+    replaced: list[tuple[dict[str, Tensor], str, Tensor]] = []
     for where, (holder, key) in own.items():
         old, new = holder[key], others[where][0][key]
-        if not is_dense(old) or not is_dense(new):
-            copied.append((holder, key, new))
-        elif old.shape == new.shape:
-            pairs.setdefault(id(old), (old, new))
-        elif isinstance(old, nn.Parameter):
+        is_parameter = isinstance(old, nn.Parameter)
+        if is_dense(old) and is_dense(new) and old.shape == new.shape:
+            pairs.setdefault(id(old), (old, new, is_parameter or (use_buffers and is_statistic(key))))
+        elif is_parameter and is_dense(old) and is_dense(new):
             raise ValueError(
                 f"{name} must have the shapes of model's parameters, got {tuple(old.shape)} for {tuple(new.shape)} as "
                 f"{where}. {remedy}"
             )
         else:
-            copied.append((holder, key, new))
-    if pairs and all(old is new for old, new in pairs.values()):
+            replaced.append((holder, key, new))
+    if pairs and all(old is new for old, new, _ in pairs.values()):
         raise ValueError(f"{name} must have tensors of its own, got those of model. Create it by copy.deepcopy(model).")
-    for old, _ in pairs.values():
+    for old, _, _ in pairs.values():
         if 0 in old.stride():  # an expanded buffer, whose elements share memory
             old.data = old.clone()
-    for holder, key, new in copied:
+    for holder, key, new in replaced:
         value = new.detach().clone().to(holder[key].device)
         if isinstance(holder[key], nn.Parameter):
             holder[key].data = value
         else:
             holder[key] = value  # assigned data would keep the shape of a nested tensor
-    return [old for old, _ in pairs.values()], [new for _, new in pairs.values()]
+    kinds = [[(old, new) for old, new, kind in pairs.values() if kind is chosen] for chosen in (True, False)]
+    averaged, copied = (([old for old, _ in kind], [new for _, new in kind]) for kind in kinds)
+    return averaged, copied
 
 
 def tensor_slots(module: nn.Module, *, empty: bool = False) -> dict[str, tuple[dict[str, Tensor], str]]:

@@ -17,8 +17,8 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
 
     ``swa = swa + (model - swa) / (num_averaged + 1)``
 
-    Averages of weights in float16 or bfloat16 become float32 at the first update, and buffers without an average are
-    copied, as by :func:`compute_ema`.
+    Averages of weights in float16 or bfloat16 become float32 at the first update, and buffers other than running means
+    and variances are copied, as by :func:`compute_ema`.
 
     The running statistics of BatchNorm are not those of the averaged weights. After the last update, recompute them
     with training data: ``torch.optim.swa_utils.update_bn(loader, swa_model)``.
@@ -27,7 +27,7 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
         model: The trained model; not changed.
         swa_model: The average, a copy of the model's architecture, on any device; **changed in place**.
         num_averaged: The number of models in the average. With 0 the average becomes a copy of the model.
-        use_buffers: Whether to average floating-point buffers; otherwise they are copied, like other buffers.
+        use_buffers: Whether to average running means and variances; otherwise they are copied, like other buffers.
 
     Returns:
         The new number of models in the average: ``num_averaged + 1``.
@@ -48,10 +48,8 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
     """
     check_whole("num_averaged", num_averaged, 0, "It is the number of models in the average.")
     check_flags(use_buffers=use_buffers)
-    averages, values = pair_tensors(model, swa_model, "swa_model")
-    copied = set() if use_buffers else {id(buffer) for buffer in swa_model.buffers()}
+    averaged, copied = pair_tensors(model, swa_model, "swa_model", use_buffers=use_buffers)
     # The first model is copied: as an average with weight 1 it would be NaN where the initial value is not finite.
-    for is_copied, smoothing in ((True, 0.0), (False, num_averaged / (num_averaged + 1))):
-        places = [place for place, average in enumerate(averages) if (id(average) in copied) is is_copied]
-        update_averages([averages[place] for place in places], [values[place] for place in places], smoothing)
+    update_averages(*averaged, num_averaged / (num_averaged + 1))
+    update_averages(*copied, smoothing=0)
     return num_averaged + 1
