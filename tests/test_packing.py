@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
-from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from composer import Trainer, distributed
 from composer import functional as cf
@@ -269,6 +276,28 @@ def test_selected_rows_keep_their_documents(output):
     trainer = train(output=output, algorithms=algorithm, is_exact=False)
 
     assert 0 < trainer.state.timestamp.token < 2 * sum(SIZES)
+
+
+def test_sliding_windows_are_compared_with_complete_rows():
+    """The check of the trainer computes few tokens, but raises for a mask if rows are longer than a window."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings = {"num_key_value_heads": 2, "sliding_window": 150, "pad_token_id": 0}
+    model = HuggingFaceModel(MistralForCausalLM(MistralConfig(vocab_size=WORDS, **sizes, **settings)))
+    loader = DataLoader(pack_sequences(DOCUMENTS, 160), 2, collate_fn=cf.collate_packed)
+
+    def fit(data):
+        Trainer(
+            model=model,
+            train_dataloader=data,
+            optimizers=torch.optim.SGD(model.parameters(), 0.1),
+            max_duration="1ba",
+            device="cpu",
+            progress_bar=False,
+        ).fit()
+
+    fit(loader)
+    with pytest.raises(ValueError, match=r"sliding window of 150 tokens .* the rows of 160 tokens"):
+        fit(DataSpec(loader, microbatch_transforms=functools.partial(cf.add_document_mask, output="mask")))
 
 
 def test_alibi_passes_the_check():

@@ -1,6 +1,7 @@
 """Several documents in a row."""
 
 import collections
+import contextlib
 import itertools
 import re
 import sysconfig
@@ -12,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from composer import functional as cf
 
@@ -56,6 +64,17 @@ def gpt2(**settings):
 def llama(**settings):
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, use_cache=False, **sizes, **settings)).eval()
+
+
+def windowed(kind, window):
+    """Return a model of which at least one layer attends to as many tokens."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "use_cache": False, "pad_token_id": 0, "initializer_range": 0.5}
+    windows = {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 1}
+    windows = {"attention_chunk_size": window} if kind == "llama4_text" else windows
+    if kind.startswith(("gemma", "llama4")):
+        windows["layer_types"] = [f"{'chunked' if kind == 'llama4_text' else 'sliding'}_attention", "full_attention"]
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=WORDS, **sizes, **windows))
 
 
 MODELS = {
@@ -288,6 +307,24 @@ class TestCheck:
 
         with pytest.raises(ValueError, match="use_cache=False"):
             cf.check_packing(model, batch)
+
+    @pytest.mark.parametrize("window", [4, LENGTH])
+    @pytest.mark.parametrize("kind", ["mistral", "mixtral", "qwen2", "gemma3_text", "llama4_text"])
+    def test_a_mask_that_replaces_a_sliding_window_raises(self, kind, window, batch):
+        """Positions that start again keep the window in each document; a mask raises an error where rows are longer."""
+        torch.manual_seed(0)
+        model = windowed(kind, window).eval()
+        cf.check_packing(model, batch, "position_ids")
+
+        ids = batch["input_ids"][:1]
+        with torch.no_grad():
+            mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()[None, None]
+            own, masked = model(input_ids=ids).logits, model(input_ids=ids, attention_mask=mask).logits
+        assert torch.allclose(own, masked, atol=1e-5) == (window == LENGTH)
+
+        raises = pytest.raises(ValueError, match=r"sliding window of 4 tokens .* the rows of 24 tokens")
+        with contextlib.nullcontext() if window == LENGTH else raises:
+            cf.check_packing(model, batch, "mask")
 
     def test_rows_of_one_document_cannot_show_it(self):
         """A batch without two documents in a row raises an error."""

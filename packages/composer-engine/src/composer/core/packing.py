@@ -339,7 +339,8 @@ def check_packed_model(state: State, batch: Any) -> None:
     size = len(ids) // 2
     if not size:  # rows of one token
         return
-    row = cf.pack_documents([ids[:size], ids[-size:]], 2 * size)
+    # As long as the rows of the batch, with which a sliding window is compared; padding is not computed.
+    row = cf.pack_documents([ids[:size], ids[-size:]], batch["input_ids"].shape[1])
     output = "mask" if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim == 4 else "position_ids"
     output = "cu_seqlens" if "cu_seq_lens_q" in batch else output
     try:

@@ -6,6 +6,7 @@ import bisect
 import contextlib
 import inspect
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -196,7 +197,8 @@ def add_document_mask(batch: Mapping[str, Any], output: str = "mask") -> dict[st
 
     - ``"position_ids"``: nothing; models of Transformers find where positions start again.
     - ``"mask"``: ``attention_mask``, boolean, shape ``(N, 1, L, L)``, as ``scaled_dot_product_attention`` takes it:
-      True at ``(query, key)`` of the same document with ``key <= query``. The padding of a row is a document.
+      True at ``(query, key)`` of the same document with ``key <= query``. The padding of a row is a document. It
+      replaces the sliding window of a model of Transformers, for which :func:`check_packing` raises an error.
     - ``"cu_seqlens"``: for kernels of variable lengths, such as FlashAttention's and torch's ``varlen_attn``, under the
       names of Transformers: ``cu_seq_lens_q`` and ``cu_seq_lens_k``, the places where documents start among the
       ``N * L`` tokens, and the end, int32, shape ``(documents + 1,)``; and the longest, ``max_length_q`` and
@@ -269,7 +271,8 @@ def check_packing(model: nn.Module, batch: Mapping[str, Any], output: str = "pos
 
     Raises:
         TypeError: ``model`` is no module, or ``batch`` no dictionary.
-        ValueError: The model fails the check, its forward pass raises an error, or no row has two documents.
+        ValueError: The model fails the check, its forward pass raises an error, no row has two documents, or
+            ``output="mask"`` would replace a sliding window that is shorter than the rows.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -284,6 +287,13 @@ def check_packing(model: nn.Module, batch: Mapping[str, Any], output: str = "pos
     row = next((number for number, documents in enumerate(lengths) if len(documents) > 1), None)
     if row is None:
         raise ValueError("batch must have two documents in a row to check a model, got one in each: pass more rows.")
+    size, window = batch["input_ids"].shape[1], _window_of(model)
+    if output == "mask" and size > window:
+        # Documents of a few tokens do not show it, and the mask of a document alone would replace the window, too.
+        raise ValueError(
+            f"output must not be 'mask' for {_name_of(model)}, as its sliding window of {window} tokens is shorter "
+            f"than the rows of {size} tokens, and a mask replaces it: take output='position_ids'."
+        )
     first, second = lengths[row][:2]
     ids = batch["input_ids"][row, : first + second]
     others = torch.cat([torch.where(ids[:first] == ids.min(), ids.max(), ids.min()), ids[first:]])
@@ -313,6 +323,14 @@ def check_packing(model: nn.Module, batch: Mapping[str, Any], output: str = "pos
             f"{name} must take position_ids, which start at 0 in each document, but with output={output!r} the logits "
             f"of a document differ from those of it alone by {float(difference):.2g} of the largest."
         )
+
+
+def _window_of(model: nn.Module) -> float:
+    """Return the smallest number of tokens that a layer attends to, as configurations of Transformers state it."""
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    windowed = [one for one in configs if set(getattr(one, "layer_types", None) or ["windowed"]) - {"full_attention"}]
+    windows = [getattr(one, name, None) for one in windowed for name in ("sliding_window", "attention_chunk_size")]
+    return min((window for window in windows if isinstance(window, int)), default=math.inf)
 
 
 @contextlib.contextmanager
