@@ -18,6 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
+from composer import functional as cf
 from composer.core import Algorithm, Event, Plan, TimeUnit, join_tensors, split_tensors
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import length_of
@@ -116,6 +117,7 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
         needs_length = any("dataloader_len" in one.reads for one in self.explain().entries.get(Event.INIT, ()))
         loader = self.get_train_dataloader() if needs_length and self.train_dataset is not None else None
         self.algorithm_adapter.prepare(self.optimizer, **self._training(loader))
+        _check_head(self)
         self.add_callback(_Events(self))
 
     def explain(self, *, verbose: bool = False) -> Plan:
@@ -498,6 +500,19 @@ def _check_algorithms(trainer: ComposerTrainer) -> None:
         raise ValueError(
             f"label_smoothing_factor must be 0 with algorithms that change labels, got {args.label_smoothing_factor}. "
             "Use composer.algorithms.LabelSmoothing."
+        )
+
+
+def _check_head(trainer: ComposerTrainer) -> None:
+    """Raise for a replaced head that TRL does not call."""
+    modules = [*trainer.model.modules()]
+    codes = [getattr(module.forward, "__code__", None) for module in modules]
+    skips_head = any("fused_lm_head" in code.co_varnames for code in codes if code is not None)
+    if skips_head and any(isinstance(module, cf.ChunkedHead) for module in modules):
+        name = next(one.__name__ for one in type(trainer).__mro__ if one.__module__.startswith("trl."))
+        raise ValueError(
+            f"ChunkedCrossEntropy cannot run in {name}, which computes its loss from the head's weight without calling "
+            "the head. Remove it: TRL computes the logits in chunks itself, without a z-loss."
         )
 
 
