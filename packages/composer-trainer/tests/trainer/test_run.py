@@ -440,6 +440,18 @@ def test_metrics_at_the_end_of_an_epoch(tmp_path):
     assert continued == second.values == logged[1:]
 
 
+def test_metrics_after_the_training():
+    """After each call of fit, the training metrics contain the last epoch, and only this one."""
+    metric = MulticlassAccuracy(3, average="micro")
+    trainer = small_run(train_metrics=metric, max_duration="2ep")
+    for duration in (None, "1ep"):
+        trainer.fit(duration=duration)
+
+        metric = trainer.state.train_metrics["MulticlassAccuracy"]
+        assert metric._update_count == len(trainer.state.train_dataloader)
+        assert metric.compute() == trainer.state.train_metric_values["MulticlassAccuracy"]
+
+
 @pytest.fixture
 def run_clock(clock):
     """The clock of a run; the system's clock advances by a second with each reading."""

@@ -53,14 +53,13 @@ def _train_epochs(run: Run) -> None:
             if run.state.timestamp.epoch_in_iteration == 0:
                 event("iteration_start")
             event("epoch_start")
-            run.reset_train_metrics()  # if they were saved at EPOCH_END
+            run.reset_train_metrics()
             run.gradients.prepare()
         _train_batches(run)
         if not run.batches.position.epoch_is_over:
             break  # the next call of fit continues this epoch
         run.count_epoch()
         event("epoch_end")
-        run.reset_train_metrics()
         run.warn_of_nan()
         run.evaluate_if_due(Event.EPOCH_END)
         event("epoch_checkpoint")

@@ -237,7 +237,7 @@ class Run:
                 self._evaluations.run_if_due(self.engine, event, self.signals, self.resume_state.interrupted)
 
     def reset_train_metrics(self) -> None:
-        """Reset the training metrics, which callbacks read until the end of ``EPOCH_END``."""
+        """Reset the training metrics, which can be read until the next epoch begins, and after the training."""
         for metric in self.state.train_metrics.values():
             metric.reset()
 

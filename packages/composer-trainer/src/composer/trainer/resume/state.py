@@ -443,7 +443,8 @@ class ResumeState:
         state, batches, place = self._state, self._data.batches, saved.processes[0].data
         # The processes of a group of tensor parallelism have the same samples, so one of each group is counted.
         metrics = [process.metrics for process in saved.processes[:: saved.tensor_parallel]]
-        merged = merge_metrics(state.train_metrics, metrics, is_first=get_data_rank() == 0)
+        warns = get_data_rank() == 0 and bool(state.timestamp.batch_in_epoch)  # a new epoch resets all metrics
+        merged = merge_metrics(state.train_metrics, metrics, is_first=warns)
         load_metrics(state.train_metrics, merged, state.device)
         # Not the seed of the beginning, whose draws the run has used.
         seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
