@@ -390,7 +390,7 @@ def check_totals():
     rank = cd.get_global_rank()
     parallel = cd.Parallelism()
     parallel.prepare(State(nn.Linear(2, 2)))
-    own = cd.BatchShare(3 + 2 * rank, 10 + rank, 1 + 2 * rank, 1 + rank, 1.0 + rank, stop=rank == 1, logs=rank == 0)
+    own = cd.BatchShare(3 + 2 * rank, 10 + rank, 1 + 2 * rank, 1 + rank, 1.0 + rank, stop=rank == 1)
     batch = parallel.begin_batch(own, usual=4)
     early_weight = batch.weight()
     totals, weight = batch.totals(), early_weight * batch.correction()
@@ -398,7 +398,6 @@ def check_totals():
     nothing = parallel.begin_batch(cd.BatchShare(0))
     return {
         "totals": [totals.samples, totals.tokens, totals.seconds, totals.microbatches, weight, totals.stop],
-        "logs": totals.logs,
         "counted": totals.counted,
         "early weight": early_weight,
         "means": {name: value.tolist() for name, value in means.items()},

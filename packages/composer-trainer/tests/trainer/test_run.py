@@ -18,6 +18,7 @@ from composer.loggers import InMemoryLogger
 from composer.models import ComposerModel
 from composer.trainer.run import TrainingClock
 from fixtures import make_loader, small_run
+from fixtures.processes import run_processes
 
 
 def test_custom_token_count():
@@ -409,6 +410,38 @@ def test_losses_in_callbacks_without_a_logger():
 
     assert result == losses(logs=True)
     assert len({one["loss/train/total"] for one in result}) == 4
+
+
+LOSSES = """
+import torch
+from composer.core import DataSpec
+from composer.distributed import get_global_rank, get_world_size
+from composer.models import ComposerClassifier
+from composer.trainer import Trainer
+
+generator = torch.Generator().manual_seed(0)
+inputs, targets = torch.randn(16, 4, generator=generator), torch.randint(3, (16,), generator=generator)
+parts = [(0, 3), (3, 8)][get_global_rank() :][:1] if get_world_size() > 1 else [(0, 8)]
+batches = [(inputs[first + a : first + b], targets[first + a : first + b]) for first in (0, 8) for a, b in parts]
+torch.manual_seed(0)
+model = ComposerClassifier(torch.nn.Linear(4, 3), num_classes=3)
+trainer = Trainer(model=model, train_dataloader=batches, optimizers=torch.optim.SGD(model.parameters(), 0.1),
+                  max_duration="1ep", device="cpu", progress_bar=False, device_train_microbatch_size=3)
+trainer.engine.on("batch_end", lambda state, _: print(float(state.total_loss), *state.total_loss_dict.values()))
+trainer.fit()
+"""
+
+
+def test_losses_in_callbacks_of_several_processes(tmp_path):
+    """After a batch of 3 and 5 samples, callbacks of both processes read the mean over 8 samples, also without logs."""
+    program = tmp_path / "program.py"
+    program.write_text(LOSSES)
+
+    expected = [float(each) for each in run_processes(program, 1)[0].split()]
+
+    assert len(set(expected)) == 2  # of two batches, each read twice
+    for printed in run_processes(program, 2):
+        assert [float(each) for each in printed.split()] == pytest.approx(expected)
 
 
 def test_metrics_at_the_end_of_an_epoch(tmp_path):

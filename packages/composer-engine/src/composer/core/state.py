@@ -181,7 +181,10 @@ class State(FormerState):
         loss_share: What a mean over this batch is multiplied by in ``loss``: the labels of the batch / those of all
             batches that a host divides the loss by; otherwise 1.
         microbatch_weight: The weight of the loss of the microbatch in the gradients.
-        total_loss_dict: The losses of the last batch by their names in logs; of this process if nothing is logged.
+        train_metrics: The training metrics by name, which contain the last epoch until the next one begins.
+        total_loss: The loss of the last batch. In several processes it is the mean over all from ``BATCH_END`` on, as
+            in logs, and before this the part of it that this process adds.
+        total_loss_dict: The losses of the last batch by their names in logs, means over all processes.
         metric_outputs: The last return value of ``update_metric``, or ``{}``.
         made_on_load: The algorithms that loading has constructed, which have changed the model.
         stop_reason: Why :meth:`stop_training` was called last; None in a training that it has not ended.

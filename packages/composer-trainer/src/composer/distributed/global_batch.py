@@ -59,7 +59,6 @@ class BatchShare:
         microbatches: Number of microbatches, the largest one of several processes.
         seconds: Time since the last batch, the mean of several processes.
         stop: Whether to stop after this batch.
-        logs: Whether this process, or one of several, logs losses, for which all processes must average them.
         has_terms: Whether the model counts the elements that its loss is the mean of, in one of the processes.
         terms_disagree: Whether it does so in some of several processes only, for which ``BatchWeights.totals()`` raises
             an error in all of them.
@@ -75,7 +74,6 @@ class BatchShare:
     microbatches: int = 1
     seconds: float = 0.0
     stop: bool = False
-    logs: bool = False
     has_terms: bool = False
     terms_disagree: bool = False
 
@@ -90,7 +88,6 @@ class BatchShare:
             microbatches=int(max(one.microbatches for one in shares)),
             seconds=sum(one.seconds for one in shares) / len(shares),
             stop=any(one.stop for one in shares),
-            logs=any(one.logs for one in shares),
             has_terms=any(one.has_terms for one in shares),
             terms_disagree=len({bool(one.has_terms) for one in shares}) > 1,
         )
@@ -101,7 +98,7 @@ class BatchShare:
         The numbers that are read are floats, also those of flags.
         """
         counts = [self.samples, self.tokens, self.counted, self.microbatches, seconds]
-        return [*counts, self.stop, self.logs, self.has_terms]
+        return [*counts, self.stop, self.has_terms]
 
 
 GlobalBatch: TypeAlias = BatchShare
@@ -311,7 +308,7 @@ class CountExchange:
         # Some process may still split its batches into as many microbatches, which all must run.
         microbatches = max(own.microbatches, last.microbatches)
         samples, seconds = own.samples * self.data_size, self._clock.elapsed()
-        return GlobalBatch(samples, 0, samples, microbatches, seconds, logs=last.logs, has_terms=last.has_terms)
+        return GlobalBatch(samples, 0, samples, microbatches, seconds, has_terms=last.has_terms)
 
     def _receive(self) -> GlobalBatch:
         self._work.wait()

@@ -92,7 +92,7 @@ class BatchGradients:
         *,
         by_tokens: bool,
     ) -> None:
-        self._state, self._logger, self._batches, self._spec = engine.state, engine.logger, batches, batches.spec
+        self._state, self._batches, self._spec = engine.state, batches, batches.spec
         self._optimization, self._parallel, self._clock, self._signals = optimization, parallel, clock, signals
         state, spec = engine.state, batches.spec
         loss = optimization.in_precision(state.compute_loss)
@@ -217,8 +217,8 @@ class BatchGradients:
         # them and cleared batch_counts; and the tokens that are trained on, as algorithms may have shortened sequences.
         samples = self.num_samples if self._batches.position.last_batch_counts else 0
         tokens = self._spec.get_num_tokens_in_batch(state.batch) if samples else 0
-        stop, logs = self._signals.received is not None, self._logger.is_heard
-        share = BatchShare(samples, tokens, samples, microbatches, stop=stop, logs=logs, has_terms=has_terms)
+        stop = self._signals.received is not None
+        share = BatchShare(samples, tokens, samples, microbatches, stop=stop, has_terms=has_terms)
         if parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
             share.counted = self._count_elements(state.batch) if state.batch_counts else 0
             if not parallel.is_trial:  # after the trials the batch begins once more

@@ -58,6 +58,7 @@ class Run:
 
     Attributes:
         end: The end that the call of ``fit`` has set; an algorithm or a callback may end the training before.
+        losses: The losses of the last batch, their means over all processes.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Run:
         )
         self.step = self.gradients.step
         self._totals = GlobalBatch()  # of the last batch
-        self._last_losses: dict[str, Tensor] = {}  # of the last batch, the means over all processes if one logs
+        self.losses: Mapping[str, Tensor] = {}
         self._epoch_losses: list[Tensor] | None = []  # the totals, until a warning of NaN
 
     @property
@@ -145,23 +146,19 @@ class Run:
         self.gradients.begin(batch)
         return True
 
-    def mean_losses(self) -> dict[str, Tensor]:
-        """Return the losses of the last batch, their means over all processes; all of them must call it."""
-        return self._last_losses if self._totals.logs else self.parallel.reduce_mean(self._last_losses)
-
     def log_batch(self) -> None:
         """Log the batch's losses, once in a batch and before it is counted, as this completes the counts of all."""
         self._totals = totals = self.gradients.weights.totals()
-        losses = self.step.losses
-        if totals.logs:
-            losses = self.parallel.reduce_mean(losses)  # in all processes, also those without a logger
-        self._last_losses = losses
+        self.losses = losses = self.step.losses
+        if self.parallel.is_connected and losses:
+            self.losses = losses = self.parallel.reduce_mean(losses)
+            self.state.total_loss = losses["total"]
         if self._epoch_losses is not None and "total" in losses:
             self._epoch_losses.append(losses["total"])
             if len(self._epoch_losses) == _MOST_LOSSES:  # a tensor for each batch of a long epoch would take memory
                 self._epoch_losses = [torch.hstack(self._epoch_losses)]
         self.state.total_loss_dict = LoggedLosses(losses)
-        if not (totals.logs and self.engine.logger.is_heard):
+        if not self.engine.logger.is_heard:
             return
         now, state = self.state.timestamp.counts, self.state
         metrics: dict[str, Any] = {
@@ -270,8 +267,7 @@ _loss_name = cache("loss/train/{}".format)
 class LoggedLosses(Mapping[str, float]):
     """The losses of a batch by the names under which they are logged, read from the device where they are used.
 
-    In several processes these are the means over all of them if a process logs them, which has reduced them then, and
-    otherwise those of this process's samples.
+    In several processes these are the means over the samples of all.
 
     Example:
         >>> import torch

@@ -441,13 +441,12 @@ class Trainer(Assembly):
         steps = int(state.timestamp.batch) - int(start.timestamp.batch)
         return self._result(reason, began, steps, losses)
 
-    def _train(self, run: Run) -> tuple[dict[str, torch.Tensor], str]:
+    def _train(self, run: Run) -> tuple[Mapping[str, torch.Tensor], str]:
         # torchrun sends a SIGTERM to the other processes when one has exited.
         with self._closing_on_error(), run.signals, explaining_loss():
             self._resume_state.resume()
             train(run)
-            # In all processes, before one of them raises for a signal that only it received.
-            losses, reason = run.mean_losses(), reason_of_end(run)
+            losses, reason = run.losses, reason_of_end(run)
             self._report_interruption(reason, run)
             return losses, reason
 
