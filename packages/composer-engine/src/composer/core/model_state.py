@@ -21,6 +21,7 @@ from composer.core.components import by_key
 from composer.core.optimizers import held_parameters, unwrapped
 from composer.core.plain_data import NotSerializableError, is_number, plain
 from composer.core.serialization import from_data
+from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, shard_like, without_repeats
 
 # torch.compile, activation checkpointing and FSDP 1 put these into the names of weights.
@@ -309,10 +310,25 @@ def check_optimizers(
             for index, (own_group, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
                 own_settings = {name: value for name, value in own_group.items() if name != "params"}
                 wrong += check_settings(f"optimizers.{key}.param_groups[{index}]", own_settings, group)
-        differences = _compare_groups(f"optimizers.{key}", _parameter_names(model, optimizer), groups)
+        own_names, added = _parameter_names(model, optimizer), _added_groups(model, optimizer, groups)
+        known = first_names(model) if added and model is not None else {}
+        if unknown := [name for group in added for name in group["params"] if name not in known]:
+            wrong.append(
+                f"optimizers.{key}.param_groups[{len(own_names)}] was added in training, and the model has no "
+                f"{few(unknown)} of its parameters: add the group before the state is loaded."
+            )
+        own_names += [group["params"] for group in added]
+        differences = _compare_groups(f"optimizers.{key}", own_names, groups)
         missing += differences[0]
         unexpected += differences[1]
     return wrong, missing, unexpected
+
+
+def _added_groups(model: Any, optimizer: Optimizer, saved: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return those saved groups that were added in training: behind an optimizer's own, and with other parameters."""
+    added = saved[len(optimizer.param_groups) :]
+    own = _named_parameters(model, optimizer) if added else {}
+    return () if any(name in own for name in held_parameters(added)) else added
 
 
 def _compare_groups(path: str, own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
@@ -334,7 +350,8 @@ def _compare_groups(path: str, own: list[list[str]], saved: list[dict[str, Any]]
 def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]) -> Callable[[], None]:
     """Load saved states into optimizers, for the parameters that both have; tensors are not copied.
 
-    The settings of the groups, such as learning rates, are loaded if the number of groups is that of the saved ones.
+    Groups that were added in training are added again. The settings of the groups, such as learning rates, are loaded
+    if the number of groups is that of the saved ones.
 
     Returns:
         What restores the former states and settings. It relies on ``load_state_dict`` to replace ``state`` and
@@ -351,8 +368,9 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
 
     for key, optimizer in by_key(map(unwrapped, optimizers)).items():
         if key in saved:
-            former.append((optimizer, optimizer.state, optimizer.param_groups))
+            former.append((optimizer, optimizer.state, [*optimizer.param_groups]))
             try:
+                _add_groups(model, optimizer, saved[key]["param_groups"])
                 _load_named_state(_named_parameters(model, optimizer), optimizer, saved[key])
             except Exception as error:
                 undo()
@@ -362,6 +380,13 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
                 reason = f"{type(error).__name__}: {error}"
                 raise ValueError(f"optimizers.{key} cannot load its saved state ({reason}).") from error
     return undo
+
+
+def _add_groups(model: Any, optimizer: Optimizer, saved: Sequence[dict[str, Any]]) -> None:
+    if added := _added_groups(model, optimizer, saved):
+        parameters = {bare_name(name): parameter for name, parameter in bare_model(model).named_parameters()}
+        for group in added:
+            optimizer.add_param_group({**group, "params": [parameters[name] for name in group["params"]]})
 
 
 def _load_named_state(parameters: Mapping[str, Tensor], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

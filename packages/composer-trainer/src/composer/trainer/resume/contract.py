@@ -34,7 +34,8 @@ from composer.core.randomness import generator_state, is_generator, set_generato
 if TYPE_CHECKING:
     from composer.core import DataSpec
 
-_REMEDY = """An object that has both of these methods is saved by them (a module saves its buffers):
+_REMEDY = """Set them from the clock at FIT_START, which a resumed run reaches, too. An object that has both of these
+methods is saved by them (a module saves its buffers):
 
     def state_dict(self):
         return {"count": self.count}
@@ -236,7 +237,8 @@ def generators_of(objects: Mapping[str, Any]) -> dict[str, Any]:
 class Changes:
     """The attributes that differ from their values at construction, and that no checkpoint contains.
 
-    Only the objects of classes that are not from an installed package are compared. Nothing waits for a device.
+    Of modules of installed packages, such as torch's, public numbers are compared (``dropout.p``), and of other objects
+    all attributes, unless their class is from an installed package. Nothing waits for a device.
 
     Args:
         objects: The objects by name.
@@ -244,14 +246,16 @@ class Changes:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
-        self._before = _marks(objects)
+        self._before, self._numbers = _marks(objects), _numbers(objects)
 
     def names(self) -> list[str]:
         """Return the paths of the attributes."""
         before, after, unset = self._before, _marks(self._objects), (None, "")
         pairs = {path: (before.get(path, unset), after.get(path, unset)) for path in {**before, **after}}
         # weakref.ref() returns the same reference as long as the object lives, and == would compare the tensors.
-        return [path for path, (old, new) in pairs.items() if old[0] is not new[0] or old[1] != new[1]]
+        changed = [path for path, (old, new) in pairs.items() if old[0] is not new[0] or old[1] != new[1]]
+        # A new one, such as a cached length, has no value at construction to compare with.
+        return changed + [path for path, new in _numbers(self._objects).items() if self._numbers.get(path, new) != new]
 
 
 def warn_of_changes(changed: list[str], copied: list[str]) -> None:
@@ -302,6 +306,18 @@ def _marks(objects: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
             compared = {name: value for name, value in compared.items() if name not in ("epoch", "_epoch")}
         marks |= {at(path, name): _mark(value) for name, value in compared.items()}
     return marks
+
+
+def _numbers(objects: Mapping[str, Any]) -> dict[str, str]:
+    """Return the public numbers of the modules of installed packages; those of this library are restored by it."""
+    return {
+        at(path, name): repr(value)
+        for path, holder in _holders(objects)
+        if isinstance(holder, nn.Module) and _is_of_package(type(holder).__module__) and not _saves_attributes(holder)
+        if not type(holder).__module__.startswith("composer.")
+        for name, value in vars(holder).items()
+        if name not in _HIDDEN and not name.startswith("_") and is_number(value)
+    }
 
 
 def _mark(value: Any) -> tuple[Any, str]:

@@ -9,12 +9,13 @@ Loaded data takes effect in these steps, while the clock is part of the state, a
 step                               when                                   which fields
 =================================  =====================================  ==========================================
 :meth:`~ResumeState.check`         before anything is loaded              all are compared with the run
-:meth:`~ResumeState.load`          after the state was loaded             ``loggers``, ``cooldown``, ``interrupted``;
-                                                                          ``optimizers`` are compared for a warning
+:meth:`~ResumeState.load`          after the state was loaded             ``loggers``, ``cooldown``, ``interrupted``,
+                                                                          ``requires_grad``; ``optimizers`` are compared
+                                                                          for a warning
 :meth:`~ResumeState.check_data`    in ``fit``, with its data              the place in ``data`` is compared again
 :meth:`~ResumeState.resume`        before ``FIT_START``                   ``clock_before``, ``data``, ``metrics``,
                                                                           ``microbatch_size``, ``skipped_steps``
-:meth:`~ResumeState.begin`         immediately before the first batch     ``objects``, then ``rng``
+:meth:`~ResumeState.begin`         immediately before the first batch     ``training``, ``objects``, then ``rng``
 =================================  =====================================  ==========================================
 
 Between ``load`` and ``resume``, a save contains the loaded data, as only ``fit`` may have the training data. Exactly
@@ -44,6 +45,7 @@ from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
 from composer.core.checks import bulleted, caller_level
 from composer.core.components import by_key
+from composer.core.model_state import bare_model, bare_name
 from composer.core.optimizers import unwrapped
 from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
 from composer.core.serialization import from_data, to_data
@@ -106,6 +108,8 @@ class _Saved:
         world_size: How many processes there were.
         cooldown: The cool-down of the run; None before it.
         optimizers: The arguments of the optimizers, by key and group, as the program had set them.
+        requires_grad: Which parameters of the model are trained, by name.
+        training: Which modules of the model are in training mode, by name; None unless a training is in progress.
     """
 
     clock_before: Timestamp
@@ -117,6 +121,8 @@ class _Saved:
     world_size: int = attrs.field(validator=ge(1))
     cooldown: Cooldown | None
     optimizers: dict[str, list[dict[str, Any]]]
+    requires_grad: dict[str, bool]
+    training: dict[str, bool] | None
 
     def has_same_processes(self) -> bool:
         """Return whether as many processes saved as there are now, with the same samples in each."""
@@ -161,7 +167,7 @@ class _GivenObjects:
     def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
         self._state, self._data, self._logger = state, data, logger
         self._changes: contract.Changes | None = None
-        self._has_reported = False
+        self._reported = set[str]()
 
     def save(self) -> SavedObjects:
         """Return the states of the objects that are saved here."""
@@ -180,16 +186,19 @@ class _GivenObjects:
         return is_ignored(max(owners, key=len, default=path.rpartition(".")[0]), ignored)
 
     def watch(self) -> None:
-        """Compare attributes from now on, until changes have been reported."""
-        if not self._has_reported:
-            self._changes = contract.Changes({**self._components(), **self._others(), **self._of_training("replayed")})
+        """Compare attributes with their present values from now on."""
+        self._changes = contract.Changes({**self._components(), **self._others(), **self._of_training("replayed")})
 
     def report_changes(self) -> None:
-        """Warn, once in a run, about changed attributes that are not saved."""
-        if self._changes is not None:
-            changes, self._changes, self._has_reported = self._changes, None, True
-            if get_global_rank() == 0:
-                contract.warn_of_changes(changes.names(), list(contract.generators_of(self._of_training("copied"))))
+        """Warn, once for each, about changed attributes that are not saved."""
+        if self._changes is not None and get_global_rank() == 0:
+            copied = contract.generators_of(self._of_training("copied"))
+            contract.warn_of_changes(self._unreported(self._changes.names()), self._unreported(copied))
+
+    def _unreported(self, paths: Iterable[str]) -> list[str]:
+        new = [path for path in paths if path not in self._reported]
+        self._reported.update(new)
+        return new
 
     def _components(self) -> dict[str, Any]:
         state = self._state
@@ -295,8 +304,17 @@ class ResumeState:
             world_size=get_world_size(),
             cooldown=self.cooldown,
             optimizers=self._optimizers,
+            requires_grad={name: one.requires_grad for name, one in _parameters(state.model)},
+            training=self._modes(),
         )
         return {**to_data(saved, _Saved, "extra"), "processes": processes}
+
+    def _modes(self) -> dict[str, bool] | None:
+        """Return which modules are in training mode; None before the training, and within an evaluation."""
+        model = self._state.model
+        if not (self._state.timestamp.batch and model.training):
+            return None
+        return {name: module.training for name, module in _modules(model)}
 
     def _undone(self) -> dict[Event, list[str]]:
         """Return what a signal has left undone, and after the last batch the evaluation of the end, still ahead."""
@@ -388,6 +406,9 @@ class ResumeState:
             record = attrs.evolve(record, processes=processes, clock_before=clock, cooldown=None, interrupted={})
         self._loaded, self.cooldown, self.interrupted = _Loaded(record, path), record.cooldown, dict(record.interrupted)
         self._warn_of_optimizers(record.optimizers)
+        for name, parameter in _parameters(self._state.model):
+            if name in record.requires_grad and not {"model", f"model/{name}"}.intersection(ignored):
+                parameter.requires_grad_(record.requires_grad[name])
         rank = get_global_rank()  # each process has its own files and runs
         self._logger.load_state_dict(record.processes[rank].loggers if rank < record.world_size else {})
 
@@ -430,7 +451,7 @@ class ResumeState:
             this_process = saved.processes[get_global_rank()]
             load_metrics(state.train_metrics, this_process.metrics, state.device)
             set_generators = partial(load_rng_state, this_process.rng, state.device)
-            self._restore_last = partial(self._restore_draws, this_process.objects, set_generators)
+            self._restore_last = partial(self._restore_last_of, saved, this_process.objects, set_generators)
         else:
             self._resume_elsewhere(saved)
         self.skipped_steps.copy_(saved.skipped_steps)
@@ -448,7 +469,7 @@ class ResumeState:
         load_metrics(state.train_metrics, merged, state.device)
         # Not the seed of the beginning, whose draws the run has used.
         seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
-        self._restore_last = partial(self._restore_draws, SavedObjects(), partial(seed_all, seed))
+        self._restore_last = partial(self._restore_last_of, saved, SavedObjects(), partial(seed_all, seed))
         data = "the epoch continues with its next sample"
         if batches is not None and place is not None and not batches.place_reader.is_of_same_order(place):
             data = (
@@ -461,8 +482,10 @@ class ResumeState:
             stacklevel=caller_level(),
         )
 
-    def _restore_draws(self, objects: SavedObjects, set_generators: Callable[[], None]) -> None:
-        """Restore the objects of the user, and then the global generators, from which loading may draw."""
+    def _restore_last_of(self, saved: _Saved, objects: SavedObjects, set_generators: Callable[[], None]) -> None:
+        """Restore modes, the objects of the user, and then the global generators, from which loading may draw."""
+        for name, module in _modules(self._state.model):
+            module.training = (saved.training or {}).get(name, module.training)
         self._objects.load(objects)
         if self._data.batches is not None:  # with the objects that load it
             self._data.batches.look_ahead()
@@ -501,13 +524,21 @@ def _arguments_of(optimizers: Iterable[Optimizer]) -> dict[str, list[dict[str, A
     return found
 
 
+def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(bare_name(name), parameter) for name, parameter in bare_model(model).named_parameters()]
+
+
+def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(bare_name(name), module) for name, module in bare_model(model).named_modules()]
+
+
 def _problems_of_place(saved: _Saved, batches: Batches | None) -> list[str]:
     """Return why training cannot continue at the saved place in these batches."""
     place = saved.place_to_continue()
     return [] if place is None or batches is None else batches.place_reader.problems(place, batches.position)
 
 
-_ADDED: dict[str, Any] = {"cooldown": None, "optimizers": {}}
+_ADDED: dict[str, Any] = {"cooldown": None, "optimizers": {}, "requires_grad": {}, "training": None}
 """What earlier releases did not save."""
 
 
