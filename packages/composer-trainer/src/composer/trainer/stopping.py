@@ -84,7 +84,9 @@ class BatchLimit:
 
 
 class StopSignals:
-    """A context in which the first Ctrl-C or SIGTERM only sets :attr:`received`; a second one acts immediately.
+    """A context in which the first Ctrl-C or SIGTERM only sets :attr:`received`; a second Ctrl-C acts immediately.
+
+    A further SIGTERM changes nothing: ``timeout`` and batch systems send several, and end a process by SIGKILL.
 
     At the end of the context, a received signal has its usual effect: Ctrl-C raises ``KeyboardInterrupt``, SIGTERM
     raises ``SystemExit(143)``, or the program's own handler is called. Signals are received only in the main thread of
@@ -170,14 +172,17 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if self.received is not None:
+            return
         self.received = signal.Signals(number)
         # Several processes agree in an exchange, and stay agreed if one receives its own signal after it.
         self.is_agreed = self.is_agreed or get_world_size() == 1
-        self._restore_handlers()
+        if signal.SIGINT in self._before:
+            signal.signal(signal.SIGINT, self._before[signal.SIGINT])
         # Otherwise the thread that reads the signals watches.
         if self.received is signal.SIGTERM and self._wakeup is None:
             threading.Thread(target=self._limit.watch, name="stopping", daemon=True).start()
-        _log.warning("%s: stopping after this batch; a second one stops immediately.", self.received.name)
+        _log.warning("%s: stopping after this batch; Ctrl-C now stops immediately.", self.received.name)
 
     def _restore_handlers(self) -> None:
         for one, handler in self._before.items():

@@ -359,7 +359,7 @@ class Trainer(Assembly):
         A further call continues where the last one stopped. Arguments that are None keep the constructor's values. It
         returns immediately if training is already complete. An error closes the trainer, so that loggers complete their
         output. After Ctrl-C or SIGTERM the batch, also of an evaluation, is finished, callbacks run ``FIT_END``, the
-        trainer is closed, and ``KeyboardInterrupt`` or ``SystemExit(143)`` is raised. A second signal stops
+        trainer is closed, and ``KeyboardInterrupt`` or ``SystemExit(143)`` is raised. A second Ctrl-C stops
         immediately. What was due is done first after a resume.
 
         Args:

@@ -13,6 +13,7 @@ from composer.core.data_spec import length_of
 from composer.distributed import ScheduledBatchSampler
 from composer.distributed.samplers import set_epoch
 from composer.trainer.data.seeding import seed_of_rank, seeded_batches
+from composer.trainer.data.workers import iterate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -130,4 +131,4 @@ class OpaqueOrder(DataOrder):
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the batches from a place on; those before it are loaded."""
         set_epoch(self.loader, epoch)
-        return itertools.islice(seeded_batches(lambda: iter(self.loader), self.seed, epoch), place, None)
+        return itertools.islice(seeded_batches(lambda: iterate(self.loader), self.seed, epoch), place, None)

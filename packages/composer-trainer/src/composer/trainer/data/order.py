@@ -52,7 +52,7 @@ from composer.core.randomness import derive_seed, preserve_rng_state, seed_globa
 from composer.distributed import ScheduledBatchSampler, get_world_size, samplers
 from composer.distributed.environment import get_data_rank
 from composer.functional.datasets import by_epoch
-from composer.trainer.data import seeding
+from composer.trainer.data import seeding, workers
 from composer.trainer.data.iterable_order import DataOrder, OpaqueOrder, UsualCount
 from composer.trainer.data.stateful_order import StatefulOrder
 from composer.trainer.resume.contract import has_state, takes_position
@@ -153,7 +153,7 @@ class _CopiedOrder(DataOrder):
         # Workers have global generators of their own, and such data draws nothing.
         if self.loader.num_workers or self._is_plain:
             # Workers begin with the first batch, as states of the data set, which they copy, may be restored before.
-            return itertools.chain(self.loader)
+            return itertools.chain.from_iterable(map(workers.iterate, [self.loader]))
         return seeding.restoring_torch_rng(lambda: iter(self.loader))
 
 

@@ -58,6 +58,7 @@ from composer.core.plain_data import equal, plain
 from composer.distributed.samplers import END, set_epoch
 from composer.trainer.data.iterable_order import OpaqueOrder
 from composer.trainer.data.seeding import seeded_batches
+from composer.trainer.data.workers import iterate
 from composer.trainer.resume.contract import load_objects, save_objects
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ class StatefulOrder(OpaqueOrder):
         """
 
         def open_loader() -> Iterator[Batch]:
-            batches = iter(self.loader)
+            batches = iterate(self.loader)
             if after_iter is not None:
                 self._set_random_states(after_iter)
             return self._follow(batches, opening)

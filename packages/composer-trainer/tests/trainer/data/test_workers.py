@@ -1,0 +1,51 @@
+"""Workers of a loader obey the process that started them, and no other."""
+
+import multiprocessing
+import signal
+import subprocess
+import time
+
+import pytest
+from torch.utils.data import DataLoader
+
+from composer.trainer.data.workers import iterate
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="workers are shielded on Linux only"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+
+def wait_forever(worker):
+    """Hang, as a worker that waits for a file system does."""
+    time.sleep(300)
+
+
+def test_signals_of_others_are_ignored():
+    """Workers load all batches, though another process sends them the signals of a job."""
+    batches = iterate(DataLoader(range(40), batch_size=2, num_workers=1))
+    first = next(batches)
+    [worker] = multiprocessing.active_children()
+
+    for name in ("TERM", "INT", "TERM"):
+        subprocess.run(["kill", f"-{name}", str(worker.pid)], check=True)
+        time.sleep(0.05)
+
+    assert (first.tolist(), len(list(batches))) == ([0, 1], 19)
+
+
+def test_the_parent_ends_a_worker_that_hangs():
+    """Torch terminates workers that do not end, and the program then waits for them; signals are as before."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    loader = DataLoader(range(4), num_workers=1, worker_init_fn=wait_forever)
+    batches = iterate(loader)
+    [worker] = multiprocessing.active_children()
+    time.sleep(0.5)
+
+    worker.terminate()
+    worker.join(20)
+
+    assert worker.exitcode == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+    assert loader.worker_init_fn is wait_forever
+    del batches
