@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from composer.functional.dtensors import local_parts, shard_like
-from composer.optim import muon_with_adamw
+from composer.optim import DecoupledAdamW, muon_with_adamw
 
 STEPS = 3
 # With tensor parallelism, FSDP2 of torch 2.7 shards weights only evenly.
@@ -86,6 +86,19 @@ def check_partial_sums():
     return torch.equal(*steps)
 
 
+def check_rounding(rank):
+    """Compare the parts of two replicas in two shards, after a step in processes with different seeds."""
+    torch.manual_seed(100 + rank)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    weight = nn.Parameter(distribute_tensor(torch.ones(16, 8, dtype=torch.bfloat16), mesh, [Replicate(), Shard(0)]))
+    weight.grad = torch.ones_like(weight)
+    DecoupledAdamW([weight], 2e-3, rounding="stochastic", weight_decay=0.0).step()
+    part = weight.detach().to_local().float()
+    parts = [torch.empty_like(part) for _ in range(4)]
+    torch.distributed.all_gather(parts, part)
+    return [[torch.equal(one, other) for other in parts] for one in parts]
+
+
 def main():
     torch.distributed.init_process_group("gloo")
     results = {"partial sums": check_partial_sums()}
@@ -104,6 +117,7 @@ def main():
     expected, _ = train(network().bfloat16(), rounding="kahan")
     results["kahan"] = all(torch.equal(value, expected[name]) for name, value in weights.items())
     rank = torch.distributed.get_rank()
+    results["stochastic"] = check_rounding(rank)
     (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(results))
     torch.distributed.destroy_process_group()
 

@@ -33,3 +33,10 @@ def test_cautious_steps(four_muons, kind):
 def test_compensation_is_sharded(four_muons):
     """Kahan summation of sharded weights is bit-identical with one process."""
     assert all(result["kahan"] for result in four_muons)
+
+
+def test_stochastic_rounding(four_muons):
+    """Replicas remain equal with different seeds in the processes; the two shards of each have different noise."""
+    equal = [[one % 2 == other % 2 for other in range(4)] for one in range(4)]
+
+    assert all(result["stochastic"] == equal for result in four_muons)

@@ -182,19 +182,65 @@ class TestRounding:
 
         assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
 
-    @BOTH
-    def test_random_numbers_are_those_of_the_step(self, make):
-        """They depend neither on nor change global generators, so that replicas in several processes remain equal."""
-        torch.manual_seed(1)
-        first = train(make, torch.bfloat16, rounding="stochastic")
-        torch.manual_seed(2)
-        drawn = torch.rand(1)
-        torch.manual_seed(2)
-        second = train(make, torch.bfloat16, rounding="stochastic")
+    @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7F800001, -1, -0x7FFFFF, 0x7FC00000])
+    def test_any_nan_remains_nan(self, bits):
+        """Also those whose lower half is not 0, such as that of CUDA, 0x7fffffff."""
+        values = torch.tensor([bits], dtype=torch.int32).view(torch.float32).repeat(64)
 
-        assert torch.equal(first[-1], second[-1])
-        assert torch.equal(torch.rand(1), drawn)
-        assert not torch.equal(first[-1], train(make, torch.bfloat16)[-1])
+        _round_stochastically(values, seed=3)
+
+        assert values.isnan().all()
+
+    @BOTH
+    def test_nan_in_a_gradient(self, make):
+        """It reaches the weight instead of being rounded to zero."""
+        weight, [gradient, *_] = weights_and_gradients(torch.bfloat16)
+        weight.grad = torch.full_like(gradient, float("nan"))
+        weight.grad.view(torch.int16).fill_(0x7FFF)
+
+        make([weight], rounding="stochastic").step()
+
+        assert weight.isnan().all()
+
+    @BOTH
+    def test_random_numbers_are_those_of_the_seed(self, make):
+        """They depend on torch's seed and not on what has been drawn, and draw nothing from its generators."""
+        ends = []
+        for seed, count in ((1, 0), (1, 5), (2, 0)):
+            torch.manual_seed(seed)
+            torch.rand(count)
+            before = torch.get_rng_state()
+            ends.append(train(make, torch.bfloat16, rounding="stochastic")[-1])
+            assert torch.equal(torch.get_rng_state(), before)
+
+        assert torch.equal(ends[0], ends[1])
+        assert not torch.equal(ends[0], ends[2])
+        assert not torch.equal(ends[0], train(make, torch.bfloat16)[-1])
+
+    @BOTH
+    @pytest.mark.parametrize("separate", [False, True], ids=["groups", "optimizers"])
+    def test_random_numbers_differ(self, make, separate):
+        """Equal weights in one group, in two, and in two optimizers get different random numbers, in each step."""
+        shape = (16, 16)
+        weights = [nn.Parameter(torch.ones(shape, dtype=torch.bfloat16)) for _ in range(3)]
+        other = nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
+        groups = [{"params": weights[:2]}, {"params": weights[2:]}]
+        if separate:
+            optimizers = [make(weights[:2], rounding="stochastic"), make([*weights[2:], other], rounding="stochastic")]
+        else:
+            optimizers = [make(groups, rounding="stochastic")]
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+        steps = []
+        for _ in range(2):
+            for weight in weights:
+                nn.init.ones_(weight)
+                weight.grad = gradient.clone()
+            for optimizer in optimizers:
+                optimizer.state.clear()
+                optimizer.step()
+            steps += [weight.detach().clone() for weight in weights]
+
+        assert not any(torch.equal(one, two) for one, two in itertools.combinations(steps, 2))
 
     @BOTH
     @ROUNDINGS

@@ -195,8 +195,7 @@ class Muon(SteppingOptimizer):
                 decay(some, fraction)
                 torch._foreach_add_(local_parts(some), directions, alpha=-rate)
             else:
-                seed = group.get("rounded_steps"), number
-                apply_directions(self.state, some, new, directions, group, rate=rate, fraction=fraction, seed=seed)
+                apply_directions(self.state, some, new, directions, group, rate=rate, fraction=fraction, number=number)
 
     def _directions(self, weights: list[Tensor], new: list[Tensor], group: Group) -> list[Tensor]:
         """Update the momentum with gradients, and return its orthogonalized matrices: this process's parts."""

@@ -19,8 +19,9 @@ from torch.optim.adamw import adamw
 
 from composer.core.checks import NamesArguments
 from composer.core.randomness import derive_seed
+from composer.distributed.collectives import from_rank_zero
 from composer.functional.checks import check_choice, check_flags, check_interval
-from composer.functional.dtensors import is_dtensor, local_parts
+from composer.functional.dtensors import is_dtensor, local_parts, own_region
 
 Params: TypeAlias = "Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]"
 Group: TypeAlias = dict[str, Any]
@@ -93,7 +94,7 @@ class SteppingOptimizer(NamesArguments, Optimizer, abc.ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             weights = [parameter for parameter in group["params"] if parameter.grad is not None]
             gradients = [weight.grad for weight in weights]
             if any(gradient.is_sparse for gradient in gradients):
@@ -102,10 +103,18 @@ class SteppingOptimizer(NamesArguments, Optimizer, abc.ABC):
                     "or optimize its weights with torch.optim.SparseAdam."
                 )
             if group.get("rounding") == "stochastic":
-                group["rounded_steps"] = group.get("rounded_steps", 0) + 1
+                self._count_rounding(number, group)
             if weights:
                 self._update(weights, gradients, group)
         return loss
+
+    def _count_rounding(self, number: int, group: Group) -> None:
+        """Count the steps of a group with stochastic rounding, whose first determines its seed for all others."""
+        if "rounding_seed" not in group:
+            # That of rank 0, so that replicas remain equal; shapes, because a run may have several optimizers.
+            shapes = [tuple(weight.shape) for each in self.param_groups for weight in each["params"]]
+            group["rounding_seed"] = derive_seed(from_rank_zero(torch.initial_seed()), shapes, number)
+        group["rounded_steps"] = group.get("rounded_steps", 0) + 1
 
 
 def decay(weights: list[Tensor], fraction: float) -> None:
@@ -170,7 +179,7 @@ def adamw_step(
             group,
             rate=group["lr"],
             fraction=fraction,
-            seed=(group.get("rounded_steps"), number),
+            number=number,
         )
 
 
@@ -268,7 +277,7 @@ def apply_directions(
     *,
     rate: float,
     fraction: float,
-    seed: object,
+    number: int,
 ) -> None:
     """Compute ``weights <- weights - fraction * weights - rate * directions`` with the settings of a group.
 
@@ -280,7 +289,7 @@ def apply_directions(
         group: The settings.
         rate: The factor of the directions.
         fraction: The fraction of the weights to remove.
-        seed: Determines the random numbers of ``"stochastic"``; equal in each process, so that replicas remain equal.
+        number: That of this list of weights in the step of the group, which gives each its own random numbers.
     """
     check_dtypes(weights, group)
     if group["cautious_update"]:
@@ -304,8 +313,10 @@ def apply_directions(
     torch._foreach_sub_(wide, steps)
     if is_low:
         if group["rounding"] == "stochastic":
-            for place, values in enumerate(wide):
-                _round_stochastically(values, derive_seed("rounding", seed, place))
+            words = group["rounding_seed"], group["rounded_steps"], number
+            for place, (values, weight) in enumerate(zip(wide, weights, strict=True)):
+                region = own_region(weight) if is_dtensor(weight) else None  # replicas remain equal
+                _round_stochastically(values, derive_seed(*words, place, region))
         torch._foreach_copy_(parts, wide)
 
 
@@ -349,12 +360,12 @@ def _round_stochastically(values: Tensor, seed: int) -> None:
     """Round float32 to one of the two neighbours in bfloat16, in place, with probabilities that keep the mean.
 
     bfloat16 is the upper half of float32: a random number is added to the lower half, which is then removed. Infinite
-    values and NaN, whose lower half is 0 or whose carry does not reach the exponent, remain what they are.
+    values remain what they are, because their lower half is 0, and so does NaN, of which any bit may be set.
     """
     generator = torch.Generator(values.device).manual_seed(seed)
     bits = values.view(torch.int32)
     noise = torch.randint(0, 2**16, bits.shape, dtype=torch.int32, device=values.device, generator=generator)
-    bits.add_(noise).bitwise_and_(-(2**16))
+    bits.copy_(torch.where(values.isnan(), bits, noise.add_(bits).bitwise_and_(-(2**16))))
 
 
 def placed_like(gradient: Tensor, weight: Tensor) -> Tensor:
