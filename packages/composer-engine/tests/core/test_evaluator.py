@@ -19,7 +19,7 @@ from composer.core import (
     evaluate_periodically,
     evaluation_weights,
 )
-from composer.core.evaluator import nearest_metric
+from composer.core.evaluator import enter_training_mode, frozen_norms, nearest_metric
 from composer.functional import SAMOptimizer
 
 
@@ -39,6 +39,60 @@ def due_events(evaluate, batches, batches_per_epoch=4):
             is_due(Event.EPOCH_END, state.timestamp.to_next_epoch())
     is_due(Event.FIT_END, state.timestamp)
     return due
+
+
+class KeepsDropout(nn.Sequential):
+    """A model whose ``train()`` leaves its dropouts in evaluation mode."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.eval()
+        return self
+
+
+class TestEnterTrainingMode:
+    """A model trains as after ``model.train()``, except for frozen norms that are in evaluation mode."""
+
+    @pytest.mark.parametrize(
+        ("norm", "stays"),
+        [
+            (nn.BatchNorm1d(2).eval().requires_grad_(False), True),
+            (nn.SyncBatchNorm(2).eval().requires_grad_(False), True),
+            (nn.InstanceNorm1d(2, affine=True, track_running_stats=True).eval().requires_grad_(False), True),
+            (nn.BatchNorm1d(2).eval(), False),
+            (nn.BatchNorm1d(2).requires_grad_(False), False),
+            (nn.BatchNorm1d(2, affine=False).eval(), False),
+            (nn.BatchNorm1d(2, track_running_stats=False).eval().requires_grad_(False), False),
+            (nn.LayerNorm(2).eval().requires_grad_(False), False),
+        ],
+        ids=["batch", "sync", "instance", "trains", "training", "no parameters", "no statistics", "layer"],
+    )
+    def test_norms(self, norm, stays):
+        """Only a norm with statistics that is frozen and in evaluation mode stays in it."""
+        model = nn.Sequential(nn.Sequential(norm, nn.Dropout()), nn.Linear(2, 2))
+        model[0][1].eval()
+        enter_training_mode(model)
+
+        assert [module.training for module in model.modules()] == [True, True, not stays, True, True]
+        assert frozen_norms(model) == [norm] * stays
+
+    def test_own_train(self):
+        """The model's own ``train()`` decides, also if no module is in evaluation mode before."""
+        model = KeepsDropout(nn.Dropout(), nn.Linear(2, 2))
+        enter_training_mode(model)
+
+        assert [module.training for module in model] == [False, True]
+
+    def test_report(self, caplog):
+        """The number of switched modules is reported once for a model, and nothing if there are none."""
+        model = nn.Sequential(nn.BatchNorm1d(2).requires_grad_(False), nn.Dropout(), nn.Linear(2, 2)).eval()
+        for each in (model, model.eval(), KeepsDropout(nn.Dropout()).train()):
+            enter_training_mode(each)
+
+        (report,) = caplog.messages
+        assert report.startswith("3 of the 4 modules of Sequential were in evaluation mode")
 
 
 class TestEvaluatePeriodically:

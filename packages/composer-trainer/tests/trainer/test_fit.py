@@ -429,8 +429,8 @@ class TestContinueTraining:
 
 class TestModes:
     @pytest.mark.parametrize("use", ["fit", "find_lr"])
-    def test_frozen_modules_stay_in_evaluation_mode(self, use):
-        """The statistics of a norm that is in evaluation mode when training begins do not change."""
+    def test_frozen_norms_stay_in_evaluation_mode(self, use):
+        """The statistics of a frozen norm that is in evaluation mode when training begins do not change."""
         frozen = nn.BatchNorm1d(8).eval().requires_grad_(False)
         model = ComposerClassifier(
             nn.Sequential(nn.LazyLinear(8), frozen, nn.Dropout(), nn.Linear(8, 3)), num_classes=3
@@ -445,11 +445,20 @@ class TestModes:
         assert torch.equal(frozen.running_mean, before)
         assert [module.training for module in model.modules()] == modes
 
-    def test_model_in_evaluation_mode(self):
-        """A model that is in evaluation mode as a whole is trained in training mode."""
-        model = ComposerClassifier(nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval(), num_classes=3)
+    @pytest.mark.parametrize("use", ["fit", "find_lr", "summary", "load_weights"])
+    def test_base_model_in_evaluation_mode(self, use, tmp_path):
+        """A base model as ``from_pretrained`` returns it trains under a new head, also after an evaluation."""
+        base, trains = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout()).eval(), []
+        model = ComposerClassifier(nn.Sequential(base, nn.Linear(8, 3)), num_classes=3)
+        data = [(torch.rand(4, 4), torch.zeros(4, dtype=torch.long))] * 2
+        settings = {"model": model, "train_dataloader": data, "eval_dataloader": data}
+        if use == "load_weights":
+            small_run(**settings).save_checkpoint(tmp_path / "weights", weights_only=True)
+            settings |= {"load_path": tmp_path / "weights", "load_weights_only": True}
+        trainer = small_run(**settings, max_duration="4ba", eval_interval="2ba")
+        base[2].register_forward_pre_hook(lambda *_: trains.append({module.training for module in base.modules()}))
 
-        data = [(torch.rand(4, 4), torch.zeros(4, dtype=torch.long))]
-        small_run(model=model, train_dataloader=data, max_duration="1ba").fit()
+        getattr(trainer, "fit" if use == "load_weights" else use)()
 
-        assert all(module.training for module in model.module.modules())
+        by_fit = [{True}] * 2 + [{False}] * 2
+        assert trains == by_fit * 2 if use in {"fit", "load_weights"} else trains == [{True}] * len(trains) != []

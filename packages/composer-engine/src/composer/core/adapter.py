@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from torch import nn
 
 from composer.core import saved_state
 from composer.core.data_spec import count_samples, count_tokens, describe_batch, usual_key
 from composer.core.declarations import FIELDS, ServedFields
 from composer.core.engine import Engine
-from composer.core.evaluator import evaluation_weights
+from composer.core.evaluator import evaluation_weights, frozen_norms
 from composer.core.event import Event
 from composer.core.logger import Logger, LoggerDestination
 from composer.core.packing import check_packed_model, has_packed_rows
@@ -121,7 +122,8 @@ class Adapter:
 
     A batch of the clock is a step of the optimizers. Under gradient accumulation the batches of the loader are its
     microbatches. An optimizer that takes a closure (SAM's) may call :meth:`compute_loss` to :meth:`end_gradients` again
-    with the same batch: random draws are repeated.
+    with the same batch: random draws are repeated. The host puts the model into training mode; ``compute_loss`` leaves
+    the :func:`~composer.core.evaluator.frozen_norms` of the beginning in evaluation mode.
 
     Args:
         serves: The name of the host, and what it serves; see :func:`served_fields`.
@@ -194,7 +196,7 @@ class Adapter:
         self.world_size = world_size
         self.state.on_components_change(self._reject_late_algorithms)
         self._begun_with: tuple[Algorithm, ...] | None = None
-        self.is_prepared = False
+        self.is_prepared, self._frozen_norms = False, set[nn.Module]()
         self.serves = serves
         self._described_batch = ""
         self._checks_packing = False
@@ -274,6 +276,7 @@ class Adapter:
                     f"algorithms must keep the model object, which {self.serves.host} trains: replace its layers "
                     "instead."
                 )
+            self._frozen_norms = {*frozen_norms(model)}
 
     def begin_fit(
         self,
@@ -297,6 +300,7 @@ class Adapter:
         # The host has loaded its weights by now; algorithms that follow the loading still need its events.
         for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
             self.engine.run_event(event)
+        self._frozen_norms = {*self._frozen_norms, *frozen_norms(self.state.model)}
         self._begun_with = tuple(self.state.algorithms)
         self._begin_step()
         # A module of another kind is called by the host in its own way.
@@ -359,6 +363,9 @@ class Adapter:
     def compute_loss(self, batch: Batch) -> Any:
         """Return the loss of a batch or microbatch, before any scaling of it."""
         state = self.state
+        for norm in self._frozen_norms:  # the host may call model.train() in each step
+            if not any(parameter.requires_grad for parameter in norm.parameters(recurse=False)):
+                norm.eval()
         state.batch = batch
         if state.microbatch <= 0:
             self._step.begin_gradients()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from composer.core.interval import Clock
     from composer.core.time import Time
+
+_log = logging.getLogger(__name__)
 
 EvalInterval = Callable[[Any, Event], bool]
 """``f(state, event)``; without the class of the state, which refers to evaluators."""
@@ -223,22 +227,53 @@ def ensure_evaluator(
 
 
 def enter_training_mode(model: nn.Module) -> None:
-    """Put a model into training mode, unless only some of its modules are in evaluation mode, such as frozen norms.
+    """Put a model into training mode by its method ``train``, except for :func:`frozen_norms`.
 
-    A model that is in evaluation mode as a whole, as ``from_pretrained`` of Transformers returns it, is meant to train.
+    Logs once for each model how many modules this has switched, as those of a model that ``from_pretrained`` returned.
 
     Example:
-        >>> frozen = nn.BatchNorm1d(2).eval()
-        >>> enter_training_mode(nn.Sequential(frozen, nn.Linear(2, 2)))
-        >>> frozen.training
-        False
-        >>> enter_training_mode(frozen)
-        >>> frozen.training
-        True
+        >>> frozen = nn.BatchNorm1d(2).eval().requires_grad_(False)
+        >>> model = nn.Sequential(frozen, nn.Dropout().eval())
+        >>> enter_training_mode(model)
+        >>> [module.training for module in model]
+        [False, True]
     """
-    with_parameters = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
-    if not any(module.training for module in with_parameters):
-        model.train()
+    evaluating, norms = [module for module in model.modules() if not module.training], frozen_norms(model)
+    model.train()
+    for norm in norms:
+        norm.eval()
+    switched = sum(module.training for module in evaluating)
+    if switched and model not in _reported:
+        _reported.add(model)
+        _log.warning(
+            "%d of the %d modules of %s were in evaluation mode and are in training mode now, as the training calls "
+            "model.train(). To keep the mode of some, define train(self, mode=True) in the model, which calls "
+            "super().train(mode) and then eval() of these. A normalization layer with running statistics stays in "
+            "evaluation mode if its own parameters are frozen, too.",
+            switched,
+            sum(1 for _ in model.modules()),
+            type(model).__name__,
+        )
+
+
+_reported: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def frozen_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the normalization layers with running statistics that are in evaluation mode and have frozen parameters.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(2).eval()
+        >>> frozen_norms(norm), len(frozen_norms(norm.requires_grad_(False)))
+        ([], 1)
+    """
+    return [
+        module
+        for module in model.modules()
+        if not module.training
+        and getattr(module, "running_mean", None) is not None
+        and {parameter.requires_grad for parameter in module.parameters(recurse=False)} == {False}
+    ]
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from composer.core import Algorithm, Batch, Event, Time
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import describe_batch, length_of
 from composer.core.declarations import ServedFields
+from composer.core.evaluator import enter_training_mode
 from composer.core.saved_state import LoadReport
 from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import LossCorrection, logits_of, predicts_next_token, task_loss
@@ -114,6 +115,7 @@ def accelerate_algorithms(
         world_size=accelerator.num_processes,
     )
     adapter.prepare(optimizer, max_duration=max_duration, train_dataloader=loader)
+    enter_training_mode(model)  # before the loop, which may set other modes
     return AccelerateAlgorithms(
         adapter, accelerator, {"model": model, "optimizer": optimizer, "loader": loader}, prepared
     )

@@ -19,6 +19,7 @@ from composer.core import Algorithm, Batch, Event, Time, Timestamp
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import batch_get
 from composer.core.declarations import ServedFields
+from composer.core.evaluator import enter_training_mode
 from composer.core.saved_state import LoadReport
 from composer.functional.signatures import unquote_annotations
 from composer.integrations._host import HostAlgorithms, call_model, check_closure
@@ -211,6 +212,7 @@ class IgniteAlgorithms(HostAlgorithms):
             train_dataloader=run.dataloader,
             dataloader_len=None if length is None else math.ceil(length / accumulated),
         )
+        enter_training_mode(self.state.model)
         self._has_begun, self._is_loaded = True, False
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from composer.algorithms import GradientClipping
 from composer.core import Adapter, Batch, Event, Precision, SplitStep, batch_get, served_fields
-from composer.core.evaluator import evaluation_weights
+from composer.core.evaluator import enter_training_mode, evaluation_weights
 from composer.core.event import STEP_EVENTS
 from composer.core.optimizers import wants_closure
 from composer.core.planning import check_served
@@ -162,6 +162,7 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the training."""
         self.adapter.begin_fit(trainer.optimizers, **_length(trainer))
+        enter_training_mode(pl_module)
         self._check_closures(trainer)
         if list(self.adapter.optimizers) != trainer.optimizers:
             trainer.strategy.optimizers = list(self.adapter.optimizers)
@@ -455,6 +456,7 @@ class FabricAlgorithms(HostAlgorithms):
         adapter.begin_fit(
             own, max_duration=max_duration, train_dataloader=train_dataloader, dataloader_len=dataloader_len
         )
+        enter_training_mode(adapter.state.model)
         (optimizer,) = adapter.optimizers
         if optimizer is not own:
             self.optimizer = self._fabric.setup_optimizers(optimizer)

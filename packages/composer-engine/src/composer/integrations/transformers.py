@@ -22,6 +22,7 @@ from composer import functional as cf
 from composer.core import Algorithm, Event, Plan, TimeUnit, join_tensors, split_tensors
 from composer.core.adapter import Adapter, served_fields
 from composer.core.data_spec import length_of
+from composer.core.evaluator import enter_training_mode
 from composer.core.step import SplitStep
 from composer.core.time import Timestamp
 from composer.functional.signatures import unquote_annotations
@@ -331,6 +332,7 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
             adapter.state.timestamp = Timestamp()  # another training of the same Trainer starts from the beginning
         # Accelerate wraps the optimizer.
         adapter.begin_fit(self.optimizer.optimizer, **self._training(train_dataloader))
+        enter_training_mode(adapter.state.model)
         (self.optimizer.optimizer,) = adapter.optimizers
         if adapter.computes_again:
             _pass_closure(self.optimizer.optimizer, self._make_closure)

@@ -356,6 +356,7 @@ class Trainer(Assembly):
     ) -> FitResult:
         """Train until ``max_duration``, or for ``duration`` or ``cooldown`` more.
 
+        It calls ``model.train()``, but norms with running statistics that are frozen and in evaluation mode stay in it.
         A further call continues where the last one stopped. Arguments that are None keep the constructor's values. It
         returns immediately if training is already complete. An error closes the trainer, so that loggers complete their
         output. After Ctrl-C or SIGTERM the batch, also of an evaluation, is finished, callbacks run ``FIT_END``, the
