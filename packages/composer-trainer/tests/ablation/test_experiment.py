@@ -327,7 +327,7 @@ class TestContinuing:
         monkeypatch.setattr(experiment, "ThreadPoolExecutor", lambda width: in_this_process())
         with monkeypatch.context() as patch:
             if before == "another machine":
-                patch.setattr(experiment, "hardware", lambda device: {"hostname": "another"})
+                patch.setattr(experiment.platform, "node", lambda: "another")
             first = study({}, seeds=1, executor=None, processes=2 if before == "two at a time" else None)
 
         continued = study({}, seeds=2, executor=None)

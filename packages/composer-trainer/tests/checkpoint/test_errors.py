@@ -1,8 +1,20 @@
 """Errors of checkpoints have their details as attributes."""
 
-import pytest
+import traceback
 
-from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError, CheckpointSaveError, FolderInUseError
+import pytest
+import torch
+
+from composer.checkpoint import load_checkpoint, save_checkpoint
+from composer.checkpoint.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointSaveError,
+    FolderInUseError,
+    LaterCheckpointError,
+)
+from composer.checkpoint.loading import LoadedCheckpoint
+from composer.core import LoadReport, State
 
 ERRORS = [
     (CheckpointError("a/state.json", "is missing."), ("a/state.json", "is missing."), "a/state.json is missing."),
@@ -37,3 +49,37 @@ def test_folder_in_use():
 def test_long_reasons_are_abridged():
     """A reason of a hundred thousand characters does not fill the screen."""
     assert len(str(CheckpointError("a", "x" * 100_000))) < 10_000
+
+
+URL = "ftp://me:s3cr3t@127.0.0.1:1/runs"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: load_checkpoint(f"{URL}/ep1", State(torch.nn.Linear(2, 2))),
+        lambda: load_checkpoint("https://127.0.0.1:1/runs/ep1?sig=s3cr3t", State(torch.nn.Linear(2, 2))),
+        lambda: load_checkpoint("nothing://me:s3cr3t@host/runs/ep1", State(torch.nn.Linear(2, 2))),
+        lambda: save_checkpoint(State(torch.nn.Linear(2, 2)), f"{URL}/ep1"),
+        lambda: load_checkpoint("ftp://me:s3cr3t@", State(torch.nn.Linear(2, 2))),
+    ],
+)
+def test_secrets_of_urls(act, monkeypatch):
+    """No part of an error's report contains the password or the query of a URL."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+    with pytest.raises((CheckpointError, CheckpointSaveError)) as caught:
+        act()
+
+    assert "(hidden)" in str(caught.value)
+    lines = traceback.format_exception(caught.value)
+    assert not [line for line in lines if "s3cr3t" in line and not line.lstrip().startswith("File ")]
+
+
+def test_the_path_of_a_url_remains():
+    """A program can still use the path of the error."""
+    error = LaterCheckpointError(URL, "ep1", "first", 0)
+
+    assert error.path == URL
+    assert "s3cr3t" not in str(error)
+    assert "s3cr3t" not in str(LoadedCheckpoint(URL, LoadReport()))

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, overload
 import attrs
 
 from composer.core.checks import NamesArguments, describe, error_text, nearest
-from composer.core.plain_data import NotSerializableError
+from composer.core.plain_data import NotSerializableError, equal
+from composer.core.secrets import hide_secrets
 from composer.core.serialization import field_types, from_data, to_data
 
 T = TypeVar("T")
@@ -299,6 +300,7 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
     A setting that is not data, such as a function, is described: ``{"unsaved": "function my.module.get_image"}``. A
     run with such a setting can be saved and resumed with an object that the caller constructs; only constructing it
     from its saved settings fails. A field may have its own description: ``attrs.field(metadata={"describe": f})``.
+    Likely secrets are not saved: :func:`~composer.core.secrets.hide_secrets`.
 
     Example:
         >>> from composer.core import Algorithm
@@ -318,10 +320,13 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
     for field in attrs.fields(kind):
         if field.init:
             value = getattr(component, field.name)
+            name = str(field.alias)
             try:
-                data[str(field.alias)] = to_data(value, kinds[field.name])
+                data[name] = to_data(value, kinds[field.name])
             except NotSerializableError:
-                data[str(field.alias)] = {"unsaved": field.metadata.get("describe", describe)(value)}
+                data[name] = {"unsaved": field.metadata.get("describe", describe)(value)}
+            if not equal(shown := hide_secrets(data[name], name), data[name]):
+                data[name] = shown if is_unsaved(shown) else {"unsaved": str(shown)}
     return data
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 from tqdm.auto import tqdm
 
 from composer.ablation.processes import Forks, run_job
@@ -24,7 +24,7 @@ from composer.core import Algorithm
 from composer.core.checks import nearest, shortened
 from composer.functional.checks import check_choice, check_whole
 from composer.loggers.products import import_product, require_product
-from composer.trainer.tools.hyperparameters import hardware, plain_settings, settings_of, versions
+from composer.trainer.tools.hyperparameters import plain_settings, settings_of, versions
 
 if TYPE_CHECKING:
     from composer.trainer import Trainer
@@ -109,7 +109,8 @@ def ablate(
     file = ResultsFile(Path(folder) / "results.jsonl")
     stored = file.settings if file.results else None
     is_alone = executor is None and processes in {None, 1}
-    environment = plain_settings({"versions": versions(), "hardware": hardware(torch.device("cpu"))})
+    machine = {"hostname": platform.node(), "machine": platform.machine(), "num_cpus": os.cpu_count()}
+    environment = {"versions": versions(), "hardware": machine}
     settings = Settings(
         metric,
         mode or (stored.mode if stored is not None else ""),
@@ -341,7 +342,7 @@ def _describe(algorithms: Mapping[str, Callable[[], Algorithm] | Mapping[str, An
         if not isinstance(name, str) or not name.strip() or name == "baseline" or "\n" in name:
             raise ValueError(f"algorithms must have names that are strings, other than 'baseline', got {name!r}.")
         if isinstance(factory, Mapping):
-            described[name] = ", ".join(f"{key}={value!r}" for key, value in factory.items())
+            described[name] = ", ".join(f"{key}={value!r}" for key, value in plain_settings(factory).items())
             continue
         if isinstance(factory, Algorithm) or not callable(factory):
             raise TypeError(

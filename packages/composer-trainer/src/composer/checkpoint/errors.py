@@ -1,10 +1,11 @@
-"""Errors of checkpoints, with their details as attributes."""
+"""Errors of checkpoints, with their details as attributes; the sentences are without the secrets of URLs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from composer.core.checks import abridged, bulleted
+from composer.core.secrets import without_secret_urls
 
 NOT_SAVED = "was not saved"
 
@@ -23,7 +24,7 @@ class CheckpointError(ValueError):
 
     def __init__(self, path: object, reason: str) -> None:
         self.path, self.reason = str(path), abridged(reason)
-        super().__init__(f"{self.path} {self.reason}")
+        super().__init__(without_secret_urls(f"{self.path} {self.reason}"))
 
 
 class MissingCheckpointError(CheckpointError, FileNotFoundError):
@@ -61,7 +62,7 @@ class CheckpointSaveError(OSError):
 
     def __init__(self, path: object, reason: str, *, outcome: str = NOT_SAVED) -> None:
         self.path, self.reason, self.outcome = str(path), abridged(reason), outcome
-        super().__init__(f"The checkpoint {self.path} {outcome}: {self.reason}")
+        super().__init__(without_secret_urls(f"The checkpoint {self.path} {outcome}: {self.reason}"))
 
 
 class LaterCheckpointError(CheckpointSaveError):
@@ -80,7 +81,7 @@ class LaterCheckpointError(CheckpointSaveError):
             f"load_path='{folder}/latest'. To train again, set save_overwrite=True (overwrite=True of a "
             "CheckpointSaver), or a folder for each run: save_folder='runs/{run_name}'."
         )
-        self.args = (text,)
+        self.args = (without_secret_urls(text),)
 
 
 class FolderInUseError(RuntimeError):

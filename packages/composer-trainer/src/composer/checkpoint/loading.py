@@ -43,6 +43,7 @@ from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, Logger, State, StateMismatchError, join_tensors, model_state, saved_state
 from composer.core.checks import caller_level, to_strings
 from composer.core.passes import Passes
+from composer.core.secrets import without_secret_urls
 from composer.core.serialization import from_data
 from composer.distributed import get_global_rank
 from composer.distributed.collectives import all_agree, failing_in_all_processes
@@ -82,7 +83,7 @@ class LoadedCheckpoint:
     averages_of: str = ""
 
     def __str__(self) -> str:
-        lines = [f"{self.path} was loaded.", str(self.report)]
+        lines = [f"{without_secret_urls(self.path)} was loaded.", str(self.report)]
         lines += [f"weights: the averages of {self.averages_of}"] if self.averages_of else []
         lines += [f"ignored: {', '.join(self.ignored)}"] if self.ignored else []
         return "\n".join(filter(None, lines))
@@ -111,7 +112,7 @@ class CheckedCheckpoint:
             CheckpointMismatchError: ``load_state_dict`` of an optimizer rejects its state.
         """
         if self.warning:
-            warnings.warn(self.warning, UserWarning, stacklevel=3)
+            warnings.warn(without_secret_urls(self.warning), UserWarning, stacklevel=3)
         path, averages_of = self.result.path, self.result.averages_of
         try:
             self.fits.load(self.logger)
@@ -121,7 +122,7 @@ class CheckedCheckpoint:
             _log.warning(
                 "The weights from %s are the averages of %s, with which the run was evaluated. To load its training "
                 "weights, set ignore_keys (load_ignore_keys of a Trainer) to 'algorithms/%s'.",
-                *(path, averages_of, averages_of),
+                *(without_secret_urls(path), averages_of, averages_of),
             )
         return self.result
 
@@ -408,9 +409,9 @@ class SavedRun:
             self.ignored = (*remove_ignored(self.data, keys), *remove_ignored(dict.fromkeys(self._absent()), keys))
             if keys and not self.ignored and not remove_ignored({**self.unread}, keys):
                 warnings.warn(
-                    f"{self.path} holds nothing that ignore_keys={keys!r} would leave out. Its parts are "
-                    f"{', '.join((*self.data, *self.unread))}; a pattern is such as 'model/head.*', 'optimizers/*' or "
-                    "'algorithms/EMA'.",
+                    f"{without_secret_urls(self.path)} holds nothing that ignore_keys={keys!r} would leave out. Its "
+                    f"parts are {', '.join((*self.data, *self.unread))}; a pattern is such as 'model/head.*', "
+                    "'optimizers/*' or 'algorithms/EMA'.",
                     UserWarning,
                     stacklevel=caller_level(),
                 )

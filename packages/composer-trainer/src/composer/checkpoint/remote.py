@@ -17,6 +17,7 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.folder import MANIFEST, Folder, Manifest, ReadInto, foreign_files, is_remote
+from composer.core.secrets import without_secret_urls
 
 _CHUNK = 8 << 20
 _STORAGE_OPTIONS: dict[str, Mapping[str, Any]] = {}
@@ -103,7 +104,7 @@ class RemoteFolder(Folder):
     wait: float = 0.5
 
     def __str__(self) -> str:
-        return self.url
+        return without_secret_urls(self.url)
 
     def at(self, name: str) -> str:
         """Return the URL of a checkpoint."""
@@ -230,7 +231,7 @@ class RemoteFolder(Folder):
             files, root = file_system(self.url)
         except ImportError as error:
             raise ImportError(
-                f'{self.url} needs another package: {error}. For s3://: pip install "composer-trainer[s3]".'
+                f'{self} needs another package: {error}. For s3://: pip install "composer-trainer[s3]".'
             ) from None
         except ValueError as error:
             raise CheckpointError(self.url, f"is not a URL that fsspec supports: {error}") from None
@@ -257,7 +258,8 @@ class RemoteFolder(Folder):
                 return call()
             except (CheckpointError, CheckpointSaveError, ImportError):
                 raise
-            except Exception as error:  # each file system has its own errors
+            except Exception as error:  # noqa: BLE001  (each file system has its own errors)
                 if tries == self.tries or isinstance(error, _NOT_OF_THE_CONNECTION):
-                    raise to_error(error) from error
+                    # The file system's own error may contain the secrets of the URL.
+                    raise to_error(error) from (error if str(self) == self.url else None)
                 time.sleep(self.wait * 2 ** (tries - 1))

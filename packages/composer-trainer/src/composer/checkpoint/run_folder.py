@@ -23,6 +23,7 @@ from composer.core import State, Timestamp, TimeUnit
 from composer.core.checks import NamesArguments, integer, one_of
 from composer.core.evaluator import nearest_metric
 from composer.core.former import warn_former
+from composer.core.secrets import without_secret_urls
 
 _SUFFIX = ".pt"
 _log = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ class RunFolder:
             try:
                 self._copies_before += self._own(open_folder(place), state.run_name, state.timestamp)
             except CheckpointError as error:  # a copy that fails does not end a run, either
-                _log.warning("The best values of the copies in %s are not known: %s", place, error)
+                _log.warning("The best values of the copies in %s are not known: %s", without_secret_urls(place), error)
         best = self._best(self._own(folder, state.run_name, state.timestamp))
         return [value for value in map(self.keep_best.value, best) if value is not None]
 
@@ -352,8 +353,8 @@ def without_zero(keep_last: int, folder: str | os.PathLike[str]) -> int:
         return keep_last
     all_or_last, number = ("all checkpoints", -1) if is_remote(folder) else ("the last checkpoint", 1)
     warn_former(
-        f"num_checkpoints_to_keep=0 (save_num_checkpoints_to_keep) keeps {all_or_last} in {folder}: there are no "
-        f"other copies. Set it to {number}."
+        f"num_checkpoints_to_keep=0 (save_num_checkpoints_to_keep) keeps {all_or_last} in "
+        f"{without_secret_urls(str(folder))}: there are no other copies. Set it to {number}."
     )
     return number
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 
@@ -14,11 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from composer import Trainer
 from composer.algorithms import LabelSmoothing, MixUp
 from composer.callbacks import LRMonitor, SpeedMonitor
-from composer.core import Evaluator, Interval, State, Time
-from composer.loggers import InMemoryLogger
+from composer.core import Callback, Evaluator, Interval, State, Time
+from composer.loggers import FileLogger, InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.optim import LinearWithWarmupScheduler
-from composer.trainer.tools.hyperparameters import commit, hardware, hyperparameters, plain_settings, versions
+from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings, versions
 from fixtures import small_run
 
 
@@ -184,6 +185,14 @@ class TestPlainSettings:
             "secret_access_key",
             "credentials",
             "private_key",
+            "auth",
+            "bearer",
+            "pwd",
+            "jwt",
+            "headers",
+            "hook",
+            "X-Api-Key",
+            "accessToken",
         ],
     )
     def test_secrets_are_hidden(self, name):
@@ -202,17 +211,37 @@ class TestPlainSettings:
             ("tokenizer", "bert"),
             ("max_tokens", 7),
             ("monkey", "a"),
+            ("input_key", "image"),
+            ("load_ignore_keys", ["optimizers/*"]),
+            ("author", "me"),
         ],
     )
     def test_other_values_are_shown(self, name, value):
         """Numbers, None and names that only look similar are shown."""
         assert plain_settings({name: value}) == {name: value}
 
-    def test_password_in_a_url(self):
-        """Users and passwords in URLs are hidden."""
-        plain = plain_settings({"tracking_uri": "postgresql://me:s3cr3t@host/db"})
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            ("postgresql://me:s3cr3t@host/db", "postgresql://(hidden)@host/db"),
+            ("postgresql://me:s3/cr@3t@host/db", "postgresql://(hidden)@host/db"),
+            ("https://a.b/c?X-Amz-Signature=s3cr3t&token=s3cr3t", "https://a.b/c?(hidden)"),
+            ("https://hooks.slack.com/services/T0/s3cr3t", "https://hooks.slack.com/(hidden)"),
+            ("host=db password=s3cr3t", "host=db password=(hidden)"),
+            ("Authorization: Bearer s3cr3t", "Authorization: (hidden)"),
+            ("s3://bucket/run@v1", "s3://bucket/run@v1"),
+        ],
+    )
+    def test_secrets_within_texts(self, text, shown):
+        """Of URLs the user, the query and the path of a webhook are hidden, and the values of pairs."""
+        assert plain_settings({"place": text}) == {"place": shown}
 
-        assert plain["tracking_uri"] == "postgresql://(hidden)@host/db"
+    def test_pairs_of_a_name_and_a_value(self):
+        """Headers may be a list of pairs, under any name."""
+        plain = plain_settings({"more": [("X-Api-Key", "s3cr3t"), ("Accept", "text")]})
+
+        assert "s3cr3t" not in str(plain)
+        assert ["Accept", "text"] in plain["more"]
 
     def test_values_of_many_types(self):
         """Times, intervals, types, tensors, sets and objects have readable forms."""
@@ -255,6 +284,56 @@ class TestPlainSettings:
         assert "list of 1" in str(plain_settings({"endless": endless}))
 
 
+@attrs.define(eq=False)
+class Upload(Callback):
+    """A callback whose settings contain secrets."""
+
+    auth: tuple = ("me", "SECRET1")
+    headers: dict = attrs.Factory(lambda: {"X-Tenant": "SECRET2", "Authorization": "Bearer SECRET3"})
+    hook: str = "https://hooks.example/services/T0/B0/SECRET4"
+    url: str = "https://bucket.example/x?X-Amz-Signature=SECRET5"
+    every: int = 3
+
+
+class Undeclared(Callback):
+    """A callback that is not an attrs class."""
+
+    def __init__(self, account="SECRET6"):
+        self.account = account
+
+
+class TestDeclaredSettings:
+    def test_secrets_do_not_reach_what_a_run_writes(self, tmp_path):
+        """Neither the log nor a checkpoint has a secret of a callback or optimizer; numbers are logged."""
+        network = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD([{"params": network.parameters(), "note": "SECRET7"}], lr=0.1)
+
+        with small_run(
+            model=ComposerClassifier(network, num_classes=3),
+            optimizers=optimizer,
+            callbacks=[Upload(), Undeclared()],
+            loggers=FileLogger(str(tmp_path / "log.txt")),
+        ) as trainer:
+            trainer.save_checkpoint(str(tmp_path / "checkpoint"))
+
+        texts = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(texts) > 3
+        assert "SECRET1" not in "".join(texts)
+        assert not re.findall(r"SECRET[2-6]", "".join(texts))
+        log = (tmp_path / "log.txt").read_text()
+        assert "SECRET7" not in log
+        assert '"every": 3' in log
+        assert '"Undeclared": {}' in log
+
+    def test_arguments_of_a_scheduler_of_torch(self, trainer):
+        """They are declared by its constructor."""
+        scheduler = torch.optim.lr_scheduler.StepLR(trainer.state.optimizers[0], step_size=2)
+
+        described = hyperparameters(trainer.state, schedulers=[scheduler])
+
+        assert described["schedulers"]["StepLR"] == {"step_size": 2, "gamma": 0.1}
+
+
 class TestEnvironment:
     def test_versions(self):
         """Versions are those of the packages."""
@@ -263,66 +342,3 @@ class TestEnvironment:
         assert versions()["python"] == said
         assert versions()["torch"] == torch.__version__
         assert versions()["composer"] == importlib.metadata.version("composer-trainer")
-
-    def test_hardware(self):
-        """The machine has processors, memory and a name."""
-        result = hardware(torch.device("cpu"))
-
-        assert result["num_cpus"] >= 1
-        assert result["memory_gib"] > 0.1
-        assert result["hostname"]
-
-    @pytest.fixture
-    def folder(self, tmp_path, monkeypatch):
-        """Return the working directory, which has the program."""
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"), raising=False)
-        return tmp_path
-
-    @pytest.fixture
-    def repository(self, folder):
-        """Return the working directory with a repository of one commit."""
-        for command in ["init -q", "config user.email a@b", "config user.name n"]:
-            subprocess.run(["git", *command.split()], cwd=folder, check=True)
-        (folder / "program.py").write_text("print(1)\n")
-        subprocess.run(["git", "add", "program.py"], cwd=folder, check=True)
-        subprocess.run(["git", "commit", "-q", "-m", "first"], cwd=folder, check=True)
-        return folder
-
-    def test_commit(self, repository):
-        """The commit is git's, and clean until a file changes."""
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-
-        (repository / "output.txt").write_text("git does not know this file")
-        clean = commit()
-        (repository / "program.py").write_text("print(2)\n")
-
-        assert clean == {"commit": head, "is_dirty": False}
-        assert commit() == {"commit": head, "is_dirty": True}
-
-    def test_repository_of_the_program(self, repository, tmp_path_factory, monkeypatch):
-        """The repository of the program's file precedes that of the working directory."""
-        monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-
-        assert commit()["is_dirty"] is False
-
-    @pytest.mark.usefixtures("folder")
-    def test_no_repository(self):
-        """Outside a repository there is no commit and no error."""
-        assert commit() == {"commit": None, "is_dirty": None}
-
-    def test_no_git(self, repository, monkeypatch):
-        """Without git there is no commit and no error."""
-        monkeypatch.setenv("PATH", "/nowhere")
-
-        assert commit() == {"commit": None, "is_dirty": None}
-
-    def test_slow_git(self, repository, monkeypatch):
-        """Git has a timeout."""
-        slow = repository / "git"
-        slow.write_text("#!/bin/sh\nexec sleep 20\n")
-        slow.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{repository}:/usr/bin:/bin")
-        monkeypatch.setattr("composer.trainer.tools.hyperparameters._GIT_SECONDS", 0.05)
-
-        assert commit() == {"commit": None, "is_dirty": None}

@@ -23,6 +23,7 @@ from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes
 from composer.core import Engine, Event, Interval, Logger, State, Time
 from composer.core.checks import as_list
+from composer.core.secrets import without_secret_urls
 from composer.distributed import all_gather_object, broadcast_model, initialize_dist
 from composer.distributed.failures import explain_loss
 from composer.distributed.meta import is_on_meta
@@ -33,7 +34,7 @@ from composer.trainer.reproducibility import configure_deterministic_mode, expla
 from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
 from composer.trainer.settings.compute import check_microbatch_size
-from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings, short_settings
+from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings
 
 if TYPE_CHECKING:
     from composer.trainer.run import Run
@@ -70,7 +71,7 @@ class Assembly:
         initialize_dist(compute.device, settings.processes.dist_timeout)
         # Processes that split the model differently would wait for each other forever in the exchanges below.
         check_same_values(plain_settings(self._parallel.config.sections()))
-        self.local_hparams = short_settings(settings.given())
+        self.local_hparams = plain_settings(given)
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
         # A model without parameters can be evaluated, and needs no optimizer.
@@ -98,13 +99,13 @@ class Assembly:
         self._resume_state = ResumeState(self.state, self._data, self.logger)
         # From INIT on, loggers have open files and runs.
         with self._closing_on_error():
-            self._initialize(settings, given)
+            self._initialize(settings)
         if self._dry_run:
             # After its one short epoch.
             reason = f"fast_dev_run={self._dry_run} is complete"
             self.engine.on("epoch_checkpoint", lambda state, _: state.stop_training(reason))
 
-    def _initialize(self, settings: Settings, given: Mapping[str, Any]) -> None:
+    def _initialize(self, settings: Settings) -> None:
         """Run the events of the construction, load what the run starts from, and log the hyperparameters."""
         state, model = self.state, self.state.model
         self.engine.run_event(Event.INIT)
@@ -127,7 +128,7 @@ class Assembly:
         if not self._parallel.config.splits_model:
             self._compute.compile(state.model)
         if loggers := self.logger.destinations:
-            extra = given if settings.console.auto_log_hparams else None
+            extra = self.local_hparams if settings.console.auto_log_hparams else None
             schedulers = self._schedule.schedulers
             described = hyperparameters(state, loggers=loggers, schedulers=schedulers, extra=extra)
             self.logger.log_hyperparameters(described)
@@ -201,7 +202,8 @@ class Assembly:
             how = f"The checkpoint is {path}; start the same program again to continue"
         else:
             how = f"The checkpoint is {path}; to continue, start the program with load_path={path!r}"
-        _log.warning("The training was %s after batch %d. %s.", reason, int(self.state.timestamp.batch), how)
+        batch = int(self.state.timestamp.batch)
+        _log.warning("The training was %s after batch %d. %s.", reason, batch, without_secret_urls(how))
 
     def close(self) -> None:
         """Close callbacks and loggers, once, and stop the loader's workers; the trainer cannot be used afterwards."""

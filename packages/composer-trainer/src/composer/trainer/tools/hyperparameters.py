@@ -1,15 +1,9 @@
-"""The hyperparameters of a run as plain data: settings of its components, versions, commit and hardware."""
+"""The hyperparameters of a run as plain data: the declared settings of its components, and versions."""
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import inspect
-import os
-import platform
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
@@ -25,25 +19,15 @@ from composer.core import Evaluator, LoggerDestination, Serializable, State, Tim
 from composer.core.checks import describe
 from composer.core.components import by_key
 from composer.core.planning import component_keys
+from composer.core.secrets import hide_secrets
 from composer.distributed import ScheduledBatchSampler, get_local_world_size, get_world_size
 
-_SECRET = re.compile(
-    r"(^|[_\W])(api_?key|token|pass_?word|passwd|passphrase|secret|credentials?|authorization|(private|access)_?key)s?$",
-    re.IGNORECASE,
-)
-# Special tokens of tokenizers, which are no secrets although they are called tokens.
-_TOKEN_OF_TEXT = re.compile(
-    r"(^|_)(eos|bos|pad|unk|sep|cls|mask|start|end|special|additional)\w*_tokens?$", re.IGNORECASE
-)
-_USER_IN_URL = re.compile(r"://[^/@\s]+@")
 _DESCRIBED = frozenset(
     {"model", "train_dataloader", "eval_dataloader", "algorithms", "callbacks", "loggers", "optimizers", "schedulers"}
 )
 _NO_SETTINGS = frozenset({"optimizer", "last_epoch"})  # of torch's schedulers
-_HIDDEN = "(hidden)"
 # Settings that are nested deeper, or have more items, are described by their type and length.
 _DEEPEST, _LONGEST = 8, 100
-_GIT_SECONDS = 2.0
 
 
 def hyperparameters(
@@ -55,7 +39,10 @@ def hyperparameters(
 ) -> dict[str, Any]:
     """Return the hyperparameters of a run as nested plain data: numbers, strings, None, lists and dictionaries.
 
-    Secrets (``api_key``, ``token``, ``password``, … and users in URLs) are hidden.
+    Only declared settings are described: the fields of attrs classes, what ``settings()`` of a component returns, the
+    defaults of optimizers, and the arguments of other classes of torch and of this library. Other objects are described
+    by their classes. Texts that are likely secrets are hidden, by their names (``auth``, ``api_key``, ``headers``, …)
+    and within URLs.
 
     Args:
         state: The run.
@@ -67,7 +54,7 @@ def hyperparameters(
         ``run_name``, ``rank_zero_seed``, ``device``, ``precision``, ``max_duration``,
         ``device_train_microbatch_size``; ``model``, ``train_dataloader`` and ``evaluators``; ``algorithms``,
         ``callbacks``, ``loggers``, ``optimizers`` and ``schedulers``, each a dictionary of settings by name;
-        ``versions``, ``git`` and ``hardware``; and ``trainer`` if ``extra`` is given. The names of MosaicML Composer
+        ``versions``; and ``trainer`` if ``extra`` is given. The names of MosaicML Composer
         are also there: ``composer_version``, ``num_nodes``, ``num_gpus_per_node`` (its processes) and
         ``enabled_algorithms/<class>``.
 
@@ -93,8 +80,6 @@ def hyperparameters(
         "optimizers": {key: _optimizer(one) for key, one in by_key(state.optimizers).items()},
         "schedulers": _named(state.schedulers if schedulers is None else schedulers),
         "versions": versions(),
-        "git": commit(),
-        "hardware": hardware(state.device),
         "composer_version": environment(torch.device("cpu"))["composer-trainer"],
         "num_nodes": get_world_size() // get_local_world_size(),
         "num_gpus_per_node": get_local_world_size(),
@@ -128,24 +113,8 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         >>> plain_settings({"sizes": (1, 2), "device": torch.device("cpu"), "api_key": "abc", "act": torch.nn.GELU()})
         {'sizes': [1, 2], 'device': 'cpu', 'api_key': '(hidden)', 'act': 'object of torch.nn.modules.activation.GELU'}
     """
-    return {str(name): _to_data(value, str(name), 0) for name, value in settings.items()}
-
-
-def short_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as plain data, with secrets hidden and the names of their classes in place of other objects.
-
-    Example:
-        >>> short_settings({"model": torch.nn.GELU(), "callbacks": [torch.nn.Tanh()], "seed": 3})
-        {'model': 'GELU', 'callbacks': ['Tanh'], 'seed': 3}
-    """
-
-    def short(name: str, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [short(name, one) for one in value]
-        is_plain = isinstance(value, (bool, Number, str, Mapping, Time, Path, enum.Enum)) or value is None
-        return _to_data(value, name, 0) if is_plain else type(value).__name__
-
-    return {name: short(name, value) for name, value in settings.items()}
+    data = {str(name): _to_data(value, 0) for name, value in settings.items()}
+    return {name: hide_secrets(value, name) for name, value in data.items()}
 
 
 def versions() -> dict[str, str | None]:
@@ -166,57 +135,6 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def commit() -> dict[str, Any]:
-    """Return the commit of the repository of the program's folder, or else of the working folder.
-
-    Returns:
-        ``commit``, the hash, and ``is_dirty``, whether tracked files have changed since; both None if there is no
-        repository, no git, or git takes longer than two seconds.
-    """
-    program = getattr(sys.modules.get("__main__"), "__file__", None)
-    folders = [Path.cwd()] if program is None else [Path(program).resolve().parent, Path.cwd()]
-    for folder in folders:
-        # The hash of 40 digits, with "-dirty" after it; --exclude leaves out the names of tags.
-        command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(  # noqa: S603  (no argument comes from outside)
-                command, cwd=folder, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
-            )
-            found, dirty, _ = done.stdout.strip().partition("-dirty")
-            return {"commit": found, "is_dirty": bool(dirty)}
-    return {"commit": None, "is_dirty": None}
-
-
-def hardware(device: torch.device) -> dict[str, Any]:
-    """Return the hardware of the run.
-
-    Args:
-        device: The model's device.
-
-    Returns:
-        ``device_name``, ``num_devices``, ``device_memory_gib``, ``num_cpus`` (that the process may use),
-        ``memory_gib`` and ``hostname``; None where unknown.
-
-    Example:
-        >>> hardware(torch.device("cpu"))["num_devices"]
-        1
-    """
-    try:
-        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, OSError, ValueError):  # Windows
-        memory = None
-    is_cuda = device.type == "cuda"
-    properties: Any = torch.cuda.get_device_properties(device) if is_cuda else None
-    return {
-        "device_name": environment(device)["device"] if is_cuda else platform.processor() or platform.machine(),
-        "num_devices": torch.cuda.device_count() if is_cuda else 1,
-        "device_memory_gib": round(properties.total_memory / 2**30, 1) if is_cuda else None,
-        "num_cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "memory_gib": memory,
-        "hostname": platform.node() or None,
-    }
-
-
 def _named(components: Iterable[Any]) -> dict[str, Any]:
     components = list(components)
     keys = component_keys(components)
@@ -225,7 +143,7 @@ def _named(components: Iterable[Any]) -> dict[str, Any]:
 
 
 def settings_of(component: Any) -> dict[str, Any]:
-    """Return the settings of a component; those with their own description as a string, as in checkpoints.
+    """Return the declared settings of a component; those with their own description as a string, as in checkpoints.
 
     Example:
         >>> from composer.algorithms import Augment
@@ -237,12 +155,10 @@ def settings_of(component: Any) -> dict[str, Any]:
         fields = attrs.fields(type(component)) if attrs.has(type(component)) else ()
         texts = {str(one.alias): one.metadata["describe"] for one in fields if "describe" in one.metadata}
         return settings | {name: texts[name](settings[name]) for name in settings.keys() & texts.keys()}
-    try:
-        arguments = list(inspect.signature(type(component)).parameters)
-    except (TypeError, ValueError):  # some classes written in C have no signature
+    if type(component).__module__.partition(".")[0] not in {"composer", "torch"}:
         return {}
-    attributes = getattr(component, "__dict__", {})
-    return {name: attributes[name] for name in arguments if name in attributes and name not in _NO_SETTINGS}
+    arguments = inspect.signature(type(component)).parameters.keys() - _NO_SETTINGS
+    return {name: value for name, value in getattr(component, "__dict__", {}).items() if name in arguments}
 
 
 def _class_name(one: object) -> str:
@@ -266,8 +182,8 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     defaults = plain_settings(optimizer.defaults)
     groups = []
     for group in optimizer.param_groups:
-        settings = plain_settings({name: value for name, value in group.items() if name != "params"})
-        different = {name: value for name, value in settings.items() if name not in defaults or value != defaults[name]}
+        settings = plain_settings({name: value for name, value in group.items() if name in optimizer.defaults})
+        different = {name: value for name, value in settings.items() if value != defaults[name]}
         groups.append({"num_parameters": sum(parameter.numel() for parameter in group["params"]), **different})
     return defaults | {"groups": groups}
 
@@ -291,31 +207,27 @@ def _loader(loader: Any) -> dict[str, Any] | None:
     return found
 
 
-def _to_data(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one for each type)
+def _to_data(value: Any, depth: int) -> Any:  # noqa: PLR0911  (one for each type)
     if isinstance(value, enum.Enum):
         value = value.value
-    if isinstance(value, (str, bytes)) and value and _SECRET.search(name) and not _TOKEN_OF_TEXT.search(name):
-        return _HIDDEN
-    if value is None or type(value) in {bool, int, float}:
+    if value is None or type(value) in {bool, int, float, str}:
         return value
-    if isinstance(value, str):
-        return _USER_IN_URL.sub(f"://{_HIDDEN}@", value)
-    if isinstance(value, (Mapping, Sequence, set, frozenset)) and not isinstance(value, bytes):
+    if isinstance(value, (Mapping, Sequence, set, frozenset)) and not isinstance(value, (bytes, str)):
         if depth >= _DEEPEST or len(value) > _LONGEST:
             return f"{type(value).__name__} of {len(value)}"
         if isinstance(value, Mapping):
-            return {str(key): _to_data(item, str(key), depth + 1) for key, item in value.items()}
+            return {str(key): _to_data(item, depth + 1) for key, item in value.items()}
         items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
-        return [_to_data(item, name, depth + 1) for item in items]
+        return [_to_data(item, depth + 1) for item in items]
     if isinstance(value, Tensor):  # a learning rate may be a tensor on the device, which is read once before training
         return value.item() if value.numel() == 1 else f"tensor {tuple(value.shape)}"
     if isinstance(value, Number):
         to_python: Any = getattr(value, "item", lambda: str(value))
         return to_python()
-    if isinstance(value, (Time, Path, torch.device, torch.dtype, torch.memory_format)):
+    if isinstance(value, (str, Time, Path, torch.device, torch.dtype, torch.memory_format)):
         return str(value)
     if attrs.has(type(value)) and depth < _DEEPEST:
-        plain = {name: _to_data(item, name, depth + 1) for name, item in settings_of(value).items()}
+        plain = {name: _to_data(item, depth + 1) for name, item in settings_of(value).items()}
         return (
             str(plain["every"]) if list(plain) == ["every"] else {"class": type(value).__name__} | plain
         )  # of an Interval

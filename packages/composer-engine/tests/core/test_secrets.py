@@ -1,0 +1,57 @@
+"""What is likely a secret is hidden in data and texts, and is not saved."""
+
+import attrs
+import pytest
+
+from composer.core import Algorithm
+from composer.core.base import rebuild_algorithm
+from composer.core.components import settings_to_data
+from composer.core.secrets import hide_secrets, is_secret_name, without_secret_urls
+
+SECRET = "auth key keys api_key X-Api-Key accessToken hf_token pwd jwt bearer header extraHeaders webhook hook secrets"
+PLAIN = "author monkey keyboard num_layers tokenizer input_key boxes_key eos_token load_ignore_keys hooked passes"
+
+
+@pytest.mark.parametrize("name", SECRET.split())
+def test_names_of_secrets(name):
+    """Words within a name decide, in snake case, camel case or with hyphens."""
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", PLAIN.split())
+def test_other_names(name):
+    """Parts of words, keys of a batch and special tokens are no secrets."""
+    assert not is_secret_name(name)
+
+
+def test_a_user_is_hidden_everywhere():
+    """Errors of file systems repeat the user without the URL."""
+    text = without_secret_urls("s3://me:pass@host/run: Invalid bucket name 'me:pass@host'")
+
+    assert text == "s3://(hidden)@host/run: Invalid bucket name '(hidden)@host'"
+
+
+def test_other_values_are_kept():
+    """Numbers, None and empty strings are no secrets; the kinds of containers are kept."""
+    assert hide_secrets({"token": (1, None, ""), "keys": [True]}) == {"token": (1, None, ""), "keys": [True]}
+
+
+@attrs.define(eq=False)
+class Fetch(Algorithm):
+    """An algorithm with a secret among its settings."""
+
+    password: str = ""
+    input_key: str = "image"
+
+    def apply(self, event, state, logger):
+        raise AssertionError
+
+
+def test_settings_that_are_saved():
+    """A secret is not saved, and constructing the algorithm again names the setting to pass."""
+    data = settings_to_data(Fetch("s3cr3t"))
+
+    assert data == {"password": {"unsaved": "(hidden)"}, "input_key": "image"}
+    with pytest.raises(ValueError, match=r"setting password was not data.*algorithms=\[Fetch\(password=\.\.\.\)\]"):
+        rebuild_algorithm({"name": "Fetch", "settings": data}, [Fetch])
+    assert rebuild_algorithm({"name": "Fetch", "settings": settings_to_data(Fetch())}, [Fetch]).input_key == "image"
