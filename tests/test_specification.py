@@ -2,7 +2,8 @@
 
 Each class is a page, each test is a block (or two blocks of one program). The models are those of the pages, the data
 are small and random, and mistakes of the pages are corrected. The blocks on events, algorithms and passes without a
-trainer are in the tests of composer-engine, those on models of timm, Hugging Face and MMDetection in composer-models.
+trainer are in the tests of composer-engine, that of ALiBi in composer-functional, and those on models of timm, Hugging
+Face and MMDetection in composer-models. Loops that use no name of this library are left out.
 """
 
 import math
@@ -16,7 +17,9 @@ import torchvision
 import torchvision.models as models
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.collections import MetricCollection
+from torchvision import datasets, transforms
 
+import composer.core
 from composer import Algorithm, Callback, Engine, Event, Logger, State, Time, Trainer
 from composer import functional as cf
 from composer.algorithms import BlurPool, ChannelsLast
@@ -107,7 +110,84 @@ class MixUp(Algorithm):
             state.loss += self.mixing * new_loss
 
 
+IMPORTS = """
+from composer import functional as cf
+from composer import Time
+from composer import Trainer
+from composer.algorithms import BlurPool, ChannelsLast
+from composer.algorithms.blurpool import BlurPool
+from composer.algorithms.channels_last import ChannelsLast
+from composer.core import Algorithm, Event
+from composer.core import Event, State
+from composer.core.passes import AlgorithmPass, T
+from composer.core.passes import set_filo_order, sort_fused_layernorm_last, sort_selective_backprop_first
+from composer.core.passes import sort_to_back, sort_to_front, warn_if_multiple_loss_interpolation
+from composer.loggers import Logger
+from composer.metrics import LanguageCrossEntropy
+from composer.models import ComposerModel
+from composer.models import ComposerClassifier, HuggingFaceModel, MMDetModel, composer_timm
+"""
+
+
+class TestImports:
+    @pytest.mark.parametrize("line", IMPORTS.strip().splitlines())
+    def test_names_of_the_pages(self, line):
+        """Each name is imported from where the pages import it, without a warning."""
+        exec(line, {})
+
+    @pytest.mark.parametrize(
+        ("module", "name"), [("composer.core.serializable", "Serializable"), ("composer.core.algorithm", "Algorithm")]
+    )
+    def test_former_modules(self, module, name):
+        """The module of a page is a former one: the import works, with a warning that names the present place."""
+        names = {}
+
+        with pytest.warns(DeprecationWarning, match=r"is a former name of composer\.core"):
+            exec(f"from {module} import {name}", names)
+
+        assert names[name] is getattr(composer.core, name)
+
+
 class TestAlgorithmsOverview:
+    def test_randaugment_among_transforms(self):
+        """Called without an image it is a transform, which a data set applies before its images become tensors."""
+        mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+        c10_transforms = transforms.Compose(
+            [cf.randaugment(), transforms.ToTensor(), transforms.Normalize(mean, std)],
+        )
+        plain = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
+
+        batches = []
+        for transform in (c10_transforms, plain):
+            dataset = datasets.FakeData(16, (3, 32, 32), num_classes=10, transform=transform)
+            images, _ = next(iter(torch.utils.data.DataLoader(dataset, batch_size=1024)))
+            batches.append(images)
+
+        assert batches[0].shape == batches[1].shape == (16, 3, 32, 32)
+        assert sum(not torch.equal(one, other) for one, other in zip(*batches, strict=True)) > 8
+
+    def test_cutmix_in_a_loop(self, train_dataloader):
+        """The loop trains on images with a rectangle of another one, and on the probabilities of both classes."""
+        model, loss_fn, num_classes = models.resnet18(num_classes=10), torch.nn.CrossEntropyLoss(), 10
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        before, changed = copy_of(model), 0
+
+        for data, target in train_dataloader:
+            mixed, probabilities = cf.cutmix(data, target, alpha=1, num_classes=num_classes)
+            is_new = (mixed != data).any(1).flatten(1).float().mean(1)  # the share of the pixels
+            kept = probabilities.gather(1, target[:, None])[:, 0]
+            torch.testing.assert_close(probabilities.sum(1), torch.ones(len(target)))
+            assert (kept >= 1 - is_new - 1e-6).all()
+            changed += int((is_new > 0).sum())
+            optimizer.zero_grad()
+            output = model(mixed)
+            loss = loss_fn(output, probabilities)
+            loss.backward()
+            optimizer.step()
+
+        assert changed > 0
+        assert unmoved(model, before) == []
+
     def test_blurpool_by_function(self):
         """One call blurs a ResNet's strided convolutions and its pool; outputs keep their shape and change."""
         model = models.resnet18().eval()
