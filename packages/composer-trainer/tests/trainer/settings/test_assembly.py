@@ -40,14 +40,18 @@ PROGRAM = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+import torch
+from composer import Trainer
 from composer.algorithms import EMA
 from composer.core import State, Time
+from composer.models import ComposerClassifier
 from composer.trainer.settings.assembly import check_same_run, check_same_values
 check_same_values({"one": 1, "two": [1, 2]})
 for check in (
     lambda: check_same_values({"same": 0, "save_folder": f"runs/{rank}"}),
     lambda: check_same_run(State(model=None), Time.from_timestring(f"{rank + 1}ep"), []),
     lambda: check_same_run(State(model=None, algorithms=[EMA()][rank:]), Time.from_timestring("1ep"), []),
+    lambda: Trainer(model=ComposerClassifier(torch.nn.Linear(2, 2), 2), precision=["fp32", "amp_fp16"][rank]),
 ):
     try:
         check()
@@ -69,6 +73,7 @@ def test_different_values_raise_in_each_process(tmp_path):
         "save_folder must be the same in every process, got runs/0 in process 0 and runs/1 in process 1",
         "max_duration must be the same in every process, got 1ep in process 0 and 2ep in process 1",
         "algorithms must be the same in every process, got ['EMA'] in process 0 and [] in process 1",
+        "precision must be the same in every process, got fp32 in process 0 and amp_fp16 in process 1",
     ]
 
 

@@ -277,7 +277,7 @@ class Batches:
         counted = self._find_next(saved)
         if position.place:
             here = counted if self.spec.batch_transforms is None else None  # which may change the number
-            self.place_reader.warn_of_other_sizes(saved, position.num_batches, samples, here)
+            self.place_reader.warn_of_other_samples(saved, position.num_batches, samples, here)
 
     def _find_next(self, saved: SavedPlace) -> int | None:
         """Let the place in the loader be the next batch; return the number of samples before it, if they are counted.

@@ -230,8 +230,8 @@ class PlaceReader:
         problem = f"data: {done} batches of the epoch were done, and train_dataloader has {length}."
         return [f"{problem} Is it the same data, with the same batch size?"]
 
-    def warn_of_other_sizes(self, saved: SavedPlace, num_batches: int, before: int | None, here: int | None) -> None:
-        """Warn if sizes show that the data has changed.
+    def warn_of_other_samples(self, saved: SavedPlace, num_batches: int, before: int | None, here: int | None) -> None:
+        """Warn if the batches before a place have another number of samples than before.
 
         Args:
             saved: The place.
@@ -239,17 +239,10 @@ class PlaceReader:
             before: The number of samples in these batches when it was saved, if it is known.
             here: The same number in this data.
         """
-        if self.is_of_same_order(saved):
-            return
-        counted = f"samples in the first {num_batches} batches"
-        sizes_before, sizes_here = {**saved.sizes, counted: before}, {**self.sizes, counted: here}
-        pairs = {name: (sizes_before.get(name), size) for name, size in sizes_here.items()}
-        changed = [name for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
-        if changed:
-            name = changed[0]
+        if None not in (before, here) and before != here and not self.is_of_same_order(saved):
             warnings.warn(
-                f"train_dataloader had {sizes_before[name]} {name} when the run stopped in an epoch, and has "
-                f"{sizes_here[name]}, so some samples of this epoch may come twice and others not at all. Is it the "
+                f"train_dataloader had {before} samples in the first {num_batches} batches when the run stopped in an "
+                f"epoch, and has {here}, so some samples of this epoch may come twice and others not at all. Is it the "
                 "same data, with the same batch size and number of workers?",
                 stacklevel=3,
             )

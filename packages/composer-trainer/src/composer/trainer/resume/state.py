@@ -57,6 +57,7 @@ from composer.trainer.evaluation.merging import merge_metrics
 from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume import contract
+from composer.trainer.resume.comparison import report, settings_of
 from composer.trainer.schedules import Cooldown  # noqa: TC001  (the type of a field, which from_data reads)
 from composer.trainer.tools.hyperparameters import plain_settings
 
@@ -110,6 +111,7 @@ class _Saved:
         optimizers: The arguments of the optimizers, by key and group, as the program had set them.
         requires_grad: Which parameters of the model are trained, by name.
         training: Which modules of the model are in training mode, by name; None unless a training is in progress.
+        settings: Other arguments that the results depend on, for a warning; see ``trainer/resume/comparison.py``.
     """
 
     clock_before: Timestamp
@@ -123,6 +125,7 @@ class _Saved:
     optimizers: dict[str, list[dict[str, Any]]]
     requires_grad: dict[str, bool]
     training: dict[str, bool] | None
+    settings: dict[str, Any]
 
     def has_same_processes(self) -> bool:
         """Return whether as many processes saved as there are now, with the same samples in each."""
@@ -234,6 +237,7 @@ class ResumeState:
         state: The run.
         data: The training data.
         logger: Its destinations continue their runs in other products.
+        seed: The seed that the program gives, if any.
 
     Attributes:
         interrupted: The labels of the evaluators that a signal has left undone, by event. An evaluation that a signal
@@ -242,10 +246,11 @@ class ResumeState:
         skipped_steps: How many steps were skipped because the loss scale was too large; ``Optimization`` counts them.
     """
 
-    def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
-        self._state, self._data, self._logger = state, data, logger
+    def __init__(self, state: State, data: TrainingData, logger: Logger, seed: int | None = None) -> None:
+        self._state, self._data, self._logger, self._seed = state, data, logger, seed
         self._objects = _GivenObjects(state, data, logger)
         self._optimizers = _arguments_of(state.optimizers)
+        self._num_frozen = sum(not parameter.requires_grad for _, parameter in _parameters(state.model))
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self.interrupted: dict[Event, list[str]] = {}
         self.cooldown: Cooldown | None = None
@@ -306,8 +311,12 @@ class ResumeState:
             optimizers=self._optimizers,
             requires_grad={name: one.requires_grad for name, one in _parameters(state.model)},
             training=self._modes(),
+            settings=self._settings(state.rank_zero_seed),
         )
         return {**to_data(saved, _Saved, "extra"), "processes": processes}
+
+    def _settings(self, seed: int) -> dict[str, Any]:
+        return settings_of(self._state, self._data, seed=seed, frozen=self._num_frozen)
 
     def _modes(self) -> dict[str, bool] | None:
         """Return which modules are in training mode; None before the training, and within an evaluation."""
@@ -403,7 +412,9 @@ class ResumeState:
         if "timestamp" in ignored:
             processes = [attrs.evolve(process, data=None, metrics={}) for process in record.processes]
             clock = self._state.timestamp
-            record = attrs.evolve(record, processes=processes, clock_before=clock, cooldown=None, interrupted={})
+            settings = {name: one for name, one in record.settings.items() if not name.startswith("train_dataloader")}
+            changes: dict[str, Any] = {"processes": processes, "clock_before": clock, "settings": settings}
+            record = attrs.evolve(record, **changes, cooldown=None, interrupted={})
         self._loaded, self.cooldown, self.interrupted = _Loaded(record, path), record.cooldown, dict(record.interrupted)
         self._warn_of_optimizers(record.optimizers)
         for name, parameter in _parameters(self._state.model):
@@ -434,6 +445,8 @@ class ResumeState:
             self.drop_interrupted(Event.FIT_END)
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
+            now = self._settings(self._state.rank_zero_seed if self._seed is None else self._seed)
+            report(loaded.saved.settings, now, loaded.path)
             self._resume_from(loaded.saved)
 
     def _resume_from(self, saved: _Saved) -> None:
@@ -538,7 +551,7 @@ def _problems_of_place(saved: _Saved, batches: Batches | None) -> list[str]:
     return [] if place is None or batches is None else batches.place_reader.problems(place, batches.position)
 
 
-_ADDED: dict[str, Any] = {"cooldown": None, "optimizers": {}, "requires_grad": {}, "training": None}
+_ADDED: dict[str, Any] = {"cooldown": None, "optimizers": {}, "requires_grad": {}, "training": None, "settings": {}}
 """What earlier releases did not save."""
 
 

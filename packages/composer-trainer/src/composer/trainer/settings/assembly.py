@@ -70,7 +70,7 @@ class Assembly:
         self._parallel.activate()
         initialize_dist(compute.device, settings.processes.dist_timeout)
         # Processes that split the model differently would wait for each other forever in the exchanges below.
-        check_same_values(plain_settings(self._parallel.config.sections()))
+        check_same_values({**plain_settings(self._parallel.config.sections()), "precision": str(compute.precision)})
         self.local_hparams = plain_settings(given)
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
@@ -96,7 +96,7 @@ class Assembly:
         self._data.check_sizes(self.state.max_duration)
         self._schedule.check_phases(copy.copy(self.state), self.state.max_duration)
         self._evaluations.install(self.state)
-        self._resume_state = ResumeState(self.state, self._data, self.logger)
+        self._resume_state = ResumeState(self.state, self._data, self.logger, settings.given()["seed"])
         # From INIT on, loggers have open files and runs.
         with self._closing_on_error():
             self._initialize(settings)
