@@ -105,16 +105,22 @@ def set_epoch(loader: object, epoch: int) -> None:
         4
     """
     outermost = [loader, *by_epoch(getattr(loader, "dataset", None)), getattr(loader, "batch_sampler", None)]
-    reached = {id(part): part for outer in outermost for part in _with_samplers(outer)}
+    reached = {id(part): part for outer in outermost for part in with_samplers(outer)}
     for part in reached.values():
         setter = getattr(part, "set_epoch", None)
         if callable(setter):
             setter(epoch)
 
 
-def _with_samplers(part: object, depth: int = 64) -> list[object]:
-    """Return a part of a loader, its sampler, the sampler in that one and so on; those of a proxy never end."""
-    return [part, *_with_samplers(getattr(part, "sampler", None), depth - 1)] if part is not None and depth else []
+def with_samplers(part: object, depth: int = 64) -> list[object]:
+    """Return a part of a loader, its sampler, the sampler in that one and so on; those of a proxy never end.
+
+    Example:
+        >>> parts = with_samplers(BatchSampler(SequentialSampler(range(3)), batch_size=2, drop_last=False))
+        >>> [type(part).__name__ for part in parts]
+        ['BatchSampler', 'SequentialSampler']
+    """
+    return [part, *with_samplers(getattr(part, "sampler", None), depth - 1)] if part is not None and depth else []
 
 
 def check_sampler(loader: object, name: str = "train_dataloader") -> None:

@@ -228,6 +228,41 @@ class TestSamplers:
         assert all(torch.equal(one, other) for one, other in zip(complete[2:], rest, strict=True))
 
 
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+class _Shuffled(Sampler):
+    """A sampler of a user, which draws from its own generator."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __iter__(self):
+        return iter(torch.randperm(12, generator=self.generator).tolist())
+
+    def __len__(self):
+        return 12
+
+
+class _Batched(BatchSampler):
+    """A batch sampler of a user."""
+
+
+OWN_GENERATORS = {
+    "RandomSampler": lambda generator: {"sampler": RandomSampler(Values(), generator=generator)},
+    "SubsetRandomSampler": lambda generator: {"sampler": SubsetRandomSampler(range(12), generator=generator)},
+    "WeightedRandomSampler": lambda generator: {"sampler": WeightedRandomSampler([1.0] * 12, 12, generator=generator)},
+    "in batches": lambda generator: {
+        "batch_sampler": BatchSampler(RandomSampler(Values(), generator=generator), 4, True)
+    },
+    "unknown": lambda generator: {"sampler": _Shuffled(generator)},
+    "unknown in batches": lambda generator: {
+        "batch_sampler": _Batched(RandomSampler(Values(), generator=generator), 4, True)
+    },
+}
+
+
 class TestSeedsOfSamplers:
     def order(self, **options):
         """Return the samples of an epoch."""
@@ -243,6 +278,30 @@ class TestSeedsOfSamplers:
 
         assert one == same
         assert one != other
+
+    @pytest.mark.parametrize("make", OWN_GENERATORS.values(), ids=OWN_GENERATORS.keys())
+    def test_of_the_generator_of_a_sampler(self, make):
+        """The seed is that of the sampler's generator, which the order of an earlier epoch does not change."""
+        orders = [make_order(DataLoader(Values(), **make(seeded(seed))), seed=17) for seed in (5, 5, 6)]
+        batches(orders[0], 0)
+
+        one, same, other = (batches(order, 1).tolist() for order in orders)
+
+        assert one == same
+        assert one != other
+
+    def test_of_a_sampler_and_the_loader(self):
+        """The generators of both count, also together."""
+        seeds = [(5, 3), (5, 3), (6, 3), (5, 4)]
+        options = [
+            {"sampler": RandomSampler(Values(), generator=seeded(own)), "generator": seeded(of_loader)}
+            for own, of_loader in seeds
+        ]
+
+        one, same, *others = (self.order(**option) for option in options)
+
+        assert one == same
+        assert all(one != other for other in others)
 
     def test_of_a_distributed_sampler(self):
         """The seed is the sampler's own."""

@@ -17,12 +17,13 @@ order                 loader                                       a place count
 ====================  ===========================================  =======================  ==========================
 
 All draws depend on the run's seed and the epoch, and on the following. A generator is that of the loader, whose seed
-is used, if it has one. Where processes share one order (:func:`shares_order`), all of them draw the same.
+is used, if it has one; generators are also those of the samplers. Where processes share one order
+(:func:`shares_order`), all of them draw the same.
 
 ==================================  =================  =============================  ==================
 order                               order of the data  loading a batch                torch's loader
 ==================================  =================  =============================  ==================
-``IndexedOrder``, not shared        generator          generator, rank, place         generator
+``IndexedOrder``, not shared        generators         generator, rank, place         generator
 ``IndexedOrder``, shared            nothing else       generator, rank, place         generator
 ``StreamOrder``                     is not drawn here  generator, rank, batch number  generator, rank
 ``OpaqueOrder``, ``StatefulOrder``  is not drawn here  rank, batch number             is not used here
@@ -197,7 +198,9 @@ class IndexedOrder(_CopiedOrder):
 
     def _keys_from(self, epoch: int, place: int) -> Iterator[Any]:
         """Return the keys of the epoch's batches from a place on."""
-        drawn = _keys_of_epoch(self._sampler, self._order_seed, epoch)
+        seeds = [own.initial_seed() for own in _generators_of(self._sampler) if own is not self._given.generator]
+        seed = derive_seed(self._order_seed, *seeds) if seeds else self._order_seed
+        drawn = _keys_of_epoch(self._sampler, seed, epoch)
         keys = iter(drawn)
         if not _is_known(self._sampler):  # it may draw other keys in a resumed run
             keys = self._digests = _WithDigests(keys, length_of(drawn))
@@ -353,6 +356,12 @@ def _is_known(sampler: Any) -> bool:
     return type(sampler) in (*samplers.ORDERED_BY_SEED, ScheduledBatchSampler)
 
 
+def _generators_of(sampler: Any) -> list[torch.Generator]:
+    """Return the generators of a sampler and of the samplers in it."""
+    generators = [getattr(part, "generator", None) for part in samplers.with_samplers(sampler)]
+    return [generator for generator in generators if isinstance(generator, torch.Generator)]
+
+
 def _keys_of_epoch(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
     """Return a sampler's keys for an epoch, which have a length unless there is no end."""
     order_seed = derive_seed(seed, "order", epoch)
@@ -366,13 +375,18 @@ def _keys_of_epoch(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
     length = length_of(sampler)
     if length is None or length >= _ENDLESS:
         return seeding.seeded_batches(lambda: iter(sampler), seed, epoch)
-    # An unknown sampler may draw from any generator: the global ones are seeded, and it is read completely before they
-    # are restored.
+    # An unknown sampler may draw from any generator: the global ones and its own are seeded, and it is read completely
+    # before they are restored.
+    generators = _generators_of(sampler)
+    states = [generator.get_state() for generator in generators]
     with preserve_rng_state():
         seed_globals(order_seed)
-        if isinstance(getattr(sampler, "generator", None), torch.Generator):
-            sampler.generator.manual_seed(order_seed)
-        return list(sampler)
+        for generator in generators:
+            generator.manual_seed(order_seed)
+        keys = list(sampler)
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
+    return keys
 
 
 def _shared_order_of(sampler: Any, seed: int | None, epoch: int) -> list[Any]:
