@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.processes import run_processes
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
 CARDS = [path for path in DOCUMENTS if path.parent.name == "methods" and path.name != "README.md"]
@@ -73,6 +75,21 @@ def test_code_runs(document, tmp_path):
     done = run(document.read_text(), str(document), tmp_path)
 
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("settings", ["", 'parallelism_config={"fsdp": {}},'], ids=["DDP", "FSDP2"])
+def test_the_language_model_trains_in_two_processes(settings, tmp_path):
+    """The program of the guide does not change: both processes evaluate the same model, and one exports it."""
+    code = program((ROOT / "docs/guides/train_a_language_model.md").read_text())
+    code = code.replace('device="cpu",', f'device="cpu", {settings}')
+    (tmp_path / "train.py").write_text(code)
+
+    outputs = run_processes("train.py", 2, cwd=tmp_path)
+
+    first, second = (re.findall(r"'LanguagePerplexity': tensor\(([\d.]+)\)", output) for output in outputs)
+    assert first == second != []
+    assert (tmp_path / "runs" / "exported" / "model.safetensors").exists()
+    assert "train_dataloader has no sampler and is split over the 2 processes" in outputs[0]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)

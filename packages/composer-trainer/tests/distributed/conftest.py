@@ -50,6 +50,12 @@ def four_processes(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def plain_loaders(tmp_path_factory):
+    """Results of two processes with loaders without a sampler, by rank."""
+    return launch("plain_loaders_program.py", 2, tmp_path_factory.mktemp("plain_loaders"))
+
+
+@pytest.fixture(scope="session")
 def four_muons(tmp_path_factory):
     """Results of four processes that step Muon on sharded weights, by rank."""
     return launch("muon_program.py", 4, tmp_path_factory.mktemp("muon"))

@@ -1,5 +1,7 @@
 """Samples are distributed and counted once."""
 
+from itertools import chain
+
 import pytest
 import torch
 from hypothesis import given
@@ -265,3 +267,100 @@ class TestChecks:
         cd.check_lengths(3)
 
         assert cd.get_world_size() == 1
+
+
+class TestPlainLoaders:
+    """Loaders without a sampler of the user are split over the processes."""
+
+    @pytest.mark.parametrize("kind", ["shuffled", "sequential"])
+    def test_equal_those_with_a_sampler(self, plain_loaders, kind):
+        """Samples and weights are those of get_sampler, and the processes share the samples out."""
+        for result in plain_loaders:
+            assert result[kind] == result[f"{kind} with a sampler"]
+        for parts in zip(*(result[kind]["samples"].values() for result in plain_loaders), strict=True):
+            assert sorted(chain(*parts)) == [*range(1, 15 if kind == "shuffled" else 13)]
+
+    def test_the_order_depends_on_the_generator(self, plain_loaders):
+        """Other seeds of the loader's generator give other orders, the same in all processes."""
+        for result in plain_loaders:
+            assert result["orders"][0] != result["orders"][1]
+        for parts in zip(*(result["orders"] for result in plain_loaders), strict=True):
+            assert sorted(chain(*(part["0"] for part in parts))) == [*range(1, 15)]
+
+    def test_of_a_subset(self, plain_loaders):
+        """Any map-style data set is split."""
+        assert [result["subset"]["samples"]["0"] for result in plain_loaders] == [[1, 3], [2, 4]]
+
+    def test_evaluation(self, plain_loaders):
+        """Each sample is evaluated once, also by eval()."""
+        for result in plain_loaders:
+            assert result["metrics"] == {"of the training": 7.5, "of eval()": 7.5}
+
+    def test_are_logged_once(self, plain_loaders):
+        """One message for each loader, of process 0."""
+        first, second = (result["logged"] for result in plain_loaders)
+
+        assert [line.split(" has no sampler")[0] for line in first] == [
+            "train_dataloader",
+            "eval_dataloader ('eval')",
+            "eval_dataloader ('eval')",
+        ]
+        assert (
+            "split over the 2 processes, as by sampler=composer.distributed.get_sampler(dataset, shuffle=True)"
+            in first[0]
+        )
+        assert not second
+
+    def test_the_loader_of_the_user_stays(self, plain_loaders):
+        """It has its own sampler, and a second call of fit() with it continues in the epoch."""
+        for result in plain_loaders:
+            assert result["again"]["own"] == "RandomSampler"
+        assert sorted(chain(*(result["again"]["samples"]["0"] for result in plain_loaders))) == [*range(1, 15)]
+
+    @pytest.mark.parametrize(
+        ("sampler", "remedy"),
+        [
+            ("WeightedRandomSampler", "sampler=composer.distributed.DistributedWeightedSampler(weights, num_samples)"),
+            ("SubsetRandomSampler", "with dataset=Subset(dataset, indices)"),
+        ],
+    )
+    def test_samplers_of_the_user_raise(self, plain_loaders, sampler, remedy):
+        """The error names what replaces the sampler."""
+        for result in plain_loaders:
+            assert f"the same samples, as its sampler is a {sampler}." in result["errors"][sampler]
+            assert remedy in result["errors"][sampler]
+
+
+class TestDistributedWeightedSampler:
+    def test_processes_share_the_draws(self, plain_loaders):
+        """Each epoch has 13 draws, of the samples with a weight, in another order; they resume exactly."""
+        first, second = (result["weighted"] for result in plain_loaders)
+
+        draws = {epoch: first["samples"][epoch] + second["samples"][epoch] for epoch in ("0", "1")}
+
+        assert {len(drawn) for drawn in draws.values()} == {13}
+        assert {*draws["0"], *draws["1"]} == {1, 2, 3}
+        assert draws["0"] != draws["1"]
+        assert first["resumed"] == second["resumed"] == first["weight"]
+
+    @pytest.mark.parametrize(("count", "drop_last"), [(10, False), (10, True), (2, False)])
+    def test_parts_are_those_of_one_order(self, count, drop_last):
+        """Processes get every third draw of one process; the first ones are repeated, or the last ones dropped."""
+        weights = torch.arange(1.0, 11.0)
+
+        def draws(num_replicas, rank):
+            options = {"num_replicas": num_replicas, "rank": rank, "drop_last": drop_last, "seed": 4}
+            return [*cd.DistributedWeightedSampler(weights, count, **options)]
+
+        alone, parts = draws(1, 0), [draws(3, rank) for rank in range(3)]
+
+        end = count // 3 * 3 if drop_last else -(-count // 3) * 3
+        assert [part for group in zip(*parts, strict=True) for part in group] == (alone * 3)[:end]
+
+    def test_frequencies(self):
+        """A sample is drawn as often as its weight states, and without replacement once."""
+        drawn = [*cd.DistributedWeightedSampler([1.0, 3.0], 4000)]
+        each = [*cd.DistributedWeightedSampler([1.0, 3.0, 2.0], replacement=False)]
+
+        assert sum(drawn) / 4000 == pytest.approx(0.75, abs=0.03)
+        assert sorted(each) == [0, 1, 2]

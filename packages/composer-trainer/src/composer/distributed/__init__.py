@@ -32,6 +32,7 @@ from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.parallelism import Parallelism
 from composer.distributed.process_group import check_timeout, close_dist, device_of_process, initialize_dist
 from composer.distributed.samplers import (
+    DistributedWeightedSampler,
     check_lengths,
     check_sampler,
     get_sampler,
@@ -50,6 +51,7 @@ __all__ = [
     "BatchWeights",
     "DDPSettings",
     "DDPSyncStrategy",
+    "DistributedWeightedSampler",
     "FSDPSettings",
     "GlobalBatch",
     "MeshSettings",

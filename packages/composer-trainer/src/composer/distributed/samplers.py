@@ -2,7 +2,8 @@
 
 Each process sees only its own data, so that three faults would give no error:
 
-- Several processes get the same samples. :func:`check_sampler` raises an error where this is certain.
+- Several processes get the same samples. :func:`check_sampler` raises an error where this is certain;
+  :func:`split_data` splits loaders without a sampler of the user.
 - A process has more batches than the others, and waits for them forever. :func:`check_lengths` compares lengths that
   are known; :func:`in_step` gives processes without further batches copies, which do not count.
 - A sampler repeats samples, so that all processes have the same number, and these count twice. :func:`real_indices`
@@ -12,9 +13,12 @@ Each process sees only its own data, so that three faults would give no error:
 from __future__ import annotations
 
 import copy
+import itertools
+import logging
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -27,7 +31,13 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from composer.distributed.collectives import all_gather_object, any_rank, broadcast_object_list
+from composer.core.randomness import derive_seed
+from composer.distributed.collectives import (
+    all_gather_object,
+    any_rank,
+    broadcast_object_list,
+    from_rank_zero,
+)
 from composer.distributed.environment import (
     get_data_rank,
     get_data_world_size,
@@ -41,8 +51,16 @@ from composer.functional.datasets import by_epoch
 if TYPE_CHECKING:
     from composer.core import Batch, DataSpec
 
+_log = logging.getLogger(__name__)
+
 ORDERED_BY_SEED = {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
 """Samplers whose order the trainer makes depend only on seed and epoch, so that all processes get the same samples."""
+
+_REMEDIES: dict[type, str] = {
+    SubsetRandomSampler: "get_sampler(dataset, shuffle=True)), with dataset=Subset(dataset, indices",
+    WeightedRandomSampler: "DistributedWeightedSampler(weights, num_samples)",
+}
+"""What replaces a sampler of torch in several processes."""
 
 END: Any = object()
 """Represents the batch after the last one."""
@@ -89,6 +107,60 @@ def get_sampler(
         seed=seed,
         drop_last=drop_last,
     )
+
+
+class DistributedWeightedSampler(DistributedSampler[Any]):
+    """Draws samples with given weights, and gives each process its part: a distributed ``WeightedRandomSampler``.
+
+    All processes draw one order, which in the Trainer depends on its seed, ``seed`` and the epoch. A run that resumes
+    within an epoch continues exactly, in another number of processes with the draws that are left.
+
+    Args:
+        weights: The weight of each sample of the data set; they need not add up to 1.
+        num_samples: The number of draws in an epoch of all processes; one for each weight if None.
+        replacement: Whether a sample may be drawn several times in an epoch.
+        drop_last: Whether to drop the draws that cannot be split evenly; see :func:`get_sampler`.
+        num_replicas: Number of parts; :func:`~composer.distributed.get_data_world_size` if None.
+        rank: Index of the part; :func:`~composer.distributed.get_data_rank` if None.
+        seed: Seed of the draws, equal in all processes.
+
+    Raises:
+        ValueError: There are fewer weights than draws without replacement, or the part does not exist.
+
+    Example:
+        >>> parts = [DistributedWeightedSampler([0, 1, 1], 4, num_replicas=2, rank=rank) for rank in range(2)]
+        >>> [len(part) for part in parts], {*parts[0], *parts[1]} <= {1, 2}
+        ([2, 2], True)
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float],
+        num_samples: int | None = None,
+        *,
+        replacement: bool = True,
+        drop_last: bool = False,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.weighted = WeightedRandomSampler(
+            weights, len(weights) if num_samples is None else num_samples, replacement
+        )
+        draws: Any = range(len(self.weighted))  # the order that is split: of draws, not of samples
+        super().__init__(
+            draws,
+            num_replicas=get_data_world_size() if num_replicas is None else num_replicas,
+            rank=get_data_rank() if rank is None else rank,
+            seed=seed,
+            drop_last=drop_last,
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        """Return this process's part of the epoch's draws; the first ones are repeated if the last ones are too few."""
+        drawing = copy.copy(self.weighted)
+        drawing.generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
+        return itertools.islice(itertools.cycle([*drawing]), self.rank, self.total_size, self.num_replicas)
 
 
 def set_epoch(loader: object, epoch: int) -> None:
@@ -148,7 +220,7 @@ def check_sampler(loader: object, name: str = "train_dataloader") -> None:
             raise ValueError(
                 f"{name} would give each of the {world_size} processes the same samples, as its sampler is a "
                 f"{type(sampler).__name__}. Split them: DataLoader(dataset, batch_size=..., "
-                f"sampler=composer.distributed.get_sampler(dataset, shuffle=...))."
+                f"sampler=composer.distributed.{_REMEDIES.get(type(sampler), 'get_sampler(dataset, shuffle=...)')})."
             )
         if isinstance(sampler, DistributedSampler) and get_world_size() > 1:
             _split_over_data(sampler)
@@ -158,6 +230,60 @@ def check_sampler(loader: object, name: str = "train_dataloader") -> None:
                     f"{name}'s sampler must be for process {own[1]} of {own[0]}, got one for process "
                     f"{configured[1]} of {configured[0]}. composer.distributed.get_sampler(dataset) sets both."
                 )
+
+
+def split_data(spec: DataSpec, name: str = "train_dataloader") -> DataSpec:
+    """Return data of which each of several processes gets its own samples; all must call it.
+
+    A ``DataLoader`` of a map-style data set without a sampler of the user is replaced by a copy with that of
+    :func:`get_sampler`, which is logged. All other loaders are checked by :func:`check_sampler`.
+
+    Args:
+        spec: The data; it does not change.
+        name: The name of its loader in messages.
+
+    Raises:
+        ValueError: Processes would get the same samples.
+
+    Example:
+        >>> from composer.core import DataSpec
+        >>> spec = DataSpec(DataLoader(range(4), shuffle=True))
+        >>> split_data(spec) is spec  # there is one process
+        True
+    """
+    if get_data_world_size() > 1 and _has_no_own_sampler(spec.dataloader):
+        spec = copy.copy(spec)
+        spec.dataloader = loader = copy.copy(spec.dataloader)
+        own, batches = loader.sampler, loader.batch_sampler
+        generator = getattr(own, "generator", None)
+        seed = 0 if generator is None else from_rank_zero(generator.initial_seed())
+        sampler = get_sampler(loader.dataset, shuffle=isinstance(own, RandomSampler), seed=seed)
+        # In __dict__, because DataLoader.__setattr__ rejects another sampler.
+        loader.__dict__["sampler"] = sampler
+        if batches is not None:
+            loader.__dict__["batch_sampler"] = BatchSampler(sampler, batches.batch_size, batches.drop_last)
+        if get_global_rank() == 0:
+            _log.warning(
+                "%s has no sampler and is split over the %d processes, as by sampler=composer.distributed.get_sampler("
+                "dataset, shuffle=%s). Its batch size, %s, is that of one process.",
+                name,
+                sampler.num_replicas,
+                sampler.shuffle,
+                loader.batch_size,
+            )
+    check_sampler(spec.dataloader, name)
+    return spec
+
+
+def _has_no_own_sampler(loader: Any) -> TypeGuard[DataLoader[Any]]:
+    """Return whether torch's loader iterates over a map-style data set once, in its order or shuffled."""
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        return False
+    sampler: Any = loader.sampler
+    if _samplers(loader) != (sampler,) or type(sampler) not in (SequentialSampler, RandomSampler):
+        return False
+    draws_again = getattr(sampler, "replacement", False) or len(sampler) != len(loader.dataset)  # type: ignore[arg-type]
+    return sampler.data_source is loader.dataset and not draws_again
 
 
 def _split_over_data(sampler: DistributedSampler[Any]) -> None:
@@ -353,13 +479,14 @@ def num_repeated_samples(loader: object) -> int:
 
 
 def is_plain_distributed(sampler: object) -> bool:
-    """Return whether a sampler orders and repeats samples as torch's ``DistributedSampler`` does.
+    """Return whether a sampler splits one order and repeats samples at its end as torch's ``DistributedSampler`` does.
 
     Example:
         >>> is_plain_distributed(get_sampler(range(3)))
         True
     """
-    return isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__
+    known = (DistributedSampler.__iter__, DistributedWeightedSampler.__iter__)
+    return isinstance(sampler, DistributedSampler) and type(sampler).__iter__ in known
 
 
 def _samplers(loader: object) -> Sequence[object]:

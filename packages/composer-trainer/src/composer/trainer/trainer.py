@@ -37,6 +37,7 @@ from composer.trainer.evaluation.evaluate import (
     evaluate,
     predict,
     prepare_metrics,
+    split_evaluators,
     to_evaluators,
 )
 from composer.trainer.loop import train
@@ -465,11 +466,12 @@ class Trainer(Assembly):
             The metrics' values by evaluator and name, as tensors: ``{"eval": {"MulticlassAccuracy": tensor(0.99)}}``.
 
         Raises:
-            ValueError: There is nothing to evaluate on.
+            ValueError: There is nothing to evaluate on, or processes would get the same samples.
         """
         subset = self._evaluations.subset_num_batches if subset_num_batches is None else subset_num_batches
         check_subset("eval_subset_num_batches", subset)
-        evaluators = self.state.evaluators if eval_dataloader is None else to_evaluators(eval_dataloader)
+        given = None if eval_dataloader is None else to_evaluators(eval_dataloader)
+        evaluators = self.state.evaluators if given is None else split_evaluators(given)
         if self._dry_run:
             evaluators = short_evaluators(evaluators, self._dry_run)
         if not evaluators:

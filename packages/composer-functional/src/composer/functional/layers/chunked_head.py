@@ -128,8 +128,9 @@ class _Logits(Tensor):
         if self.weight._version != self.version or not self.weight.untyped_storage().size():  # noqa: SLF001
             raise RuntimeError(
                 "The logits of a ChunkedHead must be used before a step changes its weight or FSDP2 releases it. With "
-                "FSDP2, compute the loss in the model's forward or set reshard_after_forward=False, and train "
-                "without metrics of the training batches (train_metrics=[])."
+                "FSDP2, compute the loss in the model's forward or set reshard_after_forward=False, and use metrics "
+                "for evaluations only: HuggingFaceModel(metrics=[], eval_metrics=...), or of a ComposerClassifier "
+                "train_metrics=[]."
             )
         return torch.autocast(self.device.type, self.amp, enabled=self.amp is not None)
 

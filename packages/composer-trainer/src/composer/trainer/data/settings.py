@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 from collections.abc import Iterable
@@ -18,8 +19,9 @@ from torch.utils.data import DataLoader
 
 from composer.core import DataSpec, State, SupportsTraining, Time, TimeUnit, ensure_data_spec
 from composer.core.checks import is_flag, is_string, is_subset
-from composer.distributed import ScheduledBatchSampler, check_sampler
+from composer.distributed import ScheduledBatchSampler
 from composer.distributed.collectives import failing_in_all_processes
+from composer.distributed.samplers import split_data
 from composer.trainer.data.batches import Batches
 from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, reduce_over_data
 
@@ -88,9 +90,10 @@ class TrainingData:
             self.batches = former.batches
             return
         with failing_in_all_processes("Preparing the training data", ValueError):
-            check_sampler(self.spec.dataloader)  # may change it, for a mesh
+            # The run may have been loaded in the meantime, so that its batches are created again.
+            spec = split_data(self.spec) if self.batches is None else self.batches.spec
             self.batches = Batches(
-                self.spec,
+                spec,
                 self.subset_num_batches,
                 state.device,
                 seed=state.rank_zero_seed,
@@ -111,10 +114,10 @@ class TrainingData:
 
     def select(self, state: State) -> None:
         """Make this the dataloader in use."""
-        assert self.spec is not None
         assert self.batches is not None
-        state.train_dataloader = self.spec
-        state.set_dataloader(self.spec.dataloader, self.label, self.batches.position.length)
+        spec = self.batches.spec
+        state.train_dataloader = spec
+        state.set_dataloader(spec.dataloader, self.label, self.batches.position.length)
 
     def changed(
         self, loader: DataSpec | Iterable[Any] | None, label: str | None, subset: int | None, spin: bool | None
@@ -137,7 +140,9 @@ class TrainingData:
         assert new.spec is not None
         assert new.batches is not None
         if new.batches is self.batches:
-            self.batches.spec, self.batches.spin = new.spec, new.spin
+            loader = self.batches.spec.dataloader
+            self.batches.spec, self.batches.spin = copy.copy(new.spec), new.spin
+            self.batches.spec.dataloader = loader  # which may be a copy, see split_data
         else:
             self._restart_metrics(state)
         for field in attrs.fields(TrainingData):

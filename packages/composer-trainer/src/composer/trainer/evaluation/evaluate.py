@@ -43,11 +43,10 @@ from composer.distributed import (
     all_reduce_min,
     any_rank,
     broadcast_buffers,
-    check_sampler,
     get_data_rank,
     get_world_size,
 )
-from composer.distributed.samplers import in_step, is_split_by_rank
+from composer.distributed.samplers import in_step, is_split_by_rank, split_data
 from composer.functional.dtensors import is_sharded
 from composer.functional.nested import join
 from composer.trainer.data.batches import batch_is_none, warn_of_repeats
@@ -119,10 +118,9 @@ class Evaluations:
         """Set a state's evaluators, and give each its own metrics."""
         if self.evaluators:
             check_can_be_evaluated(state.model)
-            for evaluator in self.evaluators:
-                check_sampler(evaluator.dataloader.dataloader, f"eval_dataloader ({evaluator.label!r})")
-            prepare_metrics(state, self.evaluators)  # raises for metrics that do not exist
-            state.evaluators = self.evaluators
+            evaluators = split_evaluators(self.evaluators)
+            prepare_metrics(state, evaluators)  # raises for metrics that do not exist
+            state.evaluators = evaluators
 
     def replace(self, former: Evaluations, state: State) -> None:
         """Set a state's evaluators in place of former ones, whose metrics nothing computes from now on."""
@@ -158,6 +156,16 @@ class Evaluations:
 def due_evaluators(state: State, event: Event) -> list[Evaluator]:
     """Return the evaluators that are due at an event."""
     return [one for one in state.evaluators if one.eval_interval and one.eval_interval(state, event)]
+
+
+def split_evaluators(evaluators: Sequence[Evaluator]) -> list[Evaluator]:
+    """Return evaluators with data of which each of several processes gets its own samples.
+
+    Raises:
+        ValueError: Processes would get the same samples.
+    """
+    specs = [split_data(one.dataloader, f"eval_dataloader ({one.label!r})") for one in evaluators]
+    return [attrs.evolve(one, dataloader=spec) for one, spec in zip(evaluators, specs, strict=True)]
 
 
 def to_evaluators(data: EvalData) -> list[Evaluator]:
