@@ -730,3 +730,62 @@ def test_index_error_of_the_loss_propagates():
 
     with pytest.raises(IndexError, match="list index out of range"):
         model.loss(model(batch), batch)
+
+
+class TestSeveralLabels:
+    """Targets with 0 or 1 for each of several labels."""
+
+    labels = torch.tensor([[0, 1, 1], [1, 1, 0], [0, 0, 0], [1, 0, 1]])
+
+    def updated(self, model, target, *, is_train=False):
+        metrics = model.get_metrics(is_train=is_train)
+        for metric in metrics.values():
+            model.update_metric((None, target), 4.0 * self.labels - 2.0, metric)
+        return {name: float(metric.compute()) for name, metric in metrics.items()}
+
+    @pytest.mark.parametrize(
+        "loss_fn",
+        [nn.BCEWithLogitsLoss(), nn.MultiLabelSoftMarginLoss(), nn.functional.binary_cross_entropy_with_logits],
+    )
+    @pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+    def test_default_metrics_follow_the_loss(self, loss_fn, dtype):
+        """Of predictions that are all right they are 1, and of one wrong label in twelve the accuracy is 11/12."""
+        model = ComposerClassifier(nn.Linear(4, 3), loss_fn=loss_fn)
+        wrong = self.labels.clone()
+        wrong[0, 0] = 1
+
+        assert self.updated(model, self.labels.to(dtype)) == {"MultilabelAccuracy": 1.0, "MultilabelF1Score": 1.0}
+        assert self.updated(model, wrong.to(dtype), is_train=True) == {"MultilabelAccuracy": pytest.approx(11 / 12)}
+
+    @pytest.mark.parametrize(
+        ("module", "num_classes", "has_labels"),
+        [
+            (nn.Linear(4, 2), None, True),
+            (nn.Linear(4, 2), 2, True),
+            (nn.Linear(4, 1), None, False),
+            (nn.Linear(4, 1), 2, False),
+            (nn.Identity(), 2, False),
+            (nn.Identity(), 3, True),
+        ],
+    )
+    def test_one_score_is_no_label(self, module, num_classes, has_labels):
+        """A module for two classes that may return one score has the metrics of classes."""
+        model = ComposerClassifier(module, num_classes, loss_fn=nn.BCEWithLogitsLoss())
+
+        assert list(model.get_metrics(is_train=True)) == [f"Multi{'label' if has_labels else 'class'}Accuracy"]
+
+    @pytest.mark.parametrize("loss_fn", [nn.MSELoss(), binary_cross_entropy_with_logits])
+    def test_metrics_of_one_class_raise(self, loss_fn):
+        """With another loss the default metrics are those of classes, which several labels do not have."""
+        model = ComposerClassifier(nn.Linear(4, 3), loss_fn=loss_fn)
+
+        for is_train in (True, False):
+            with pytest.raises(ValueError, match=r"several labels\. Pass train_metrics= .*MultilabelAccuracy\(3\)"):
+                self.updated(model, self.labels, is_train=is_train)
+        with pytest.raises(ValueError, match="CrossEntropy is a metric of samples with one class"):
+            model.update_metric((None, self.labels), torch.randn(4, 3), CrossEntropy())
+
+    @pytest.mark.parametrize("target", [torch.eye(3)[[0, 1, 2, 0]].long(), torch.rand(4, 3).softmax(1)])
+    def test_probabilities_are_one_label(self, target):
+        """One-hot rows and probabilities have a most probable class."""
+        assert "MulticlassAccuracy" in self.updated(ComposerClassifier(nn.Linear(4, 3), loss_fn=nn.MSELoss()), target)

@@ -285,3 +285,12 @@ def test_index_error_of_the_loss_propagates():
 
     with pytest.raises(IndexError, match="list index out of range"):
         model.loss(model(BATCH), BATCH)
+
+
+def test_several_classes_of_a_pixel():
+    """MIoU compares one class of each pixel, and raises an error for masks with several."""
+    masks = torch.ones(2, 3, 6, 6, dtype=torch.long)
+    model = one_head(loss_fn=nn.BCEWithLogitsLoss())
+
+    with pytest.raises(ValueError, match="MIoU is a metric of samples with one class"):
+        model.update_metric((IMAGES, masks), model(IMAGES), model.get_metrics(is_train=True)["MIoU"])

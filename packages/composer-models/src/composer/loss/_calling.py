@@ -42,6 +42,12 @@ _OF_LOGITS = (
     functional.multilabel_soft_margin_loss,
     functional.soft_margin_loss,
 )
+_OF_LABELS = (
+    functional.binary_cross_entropy,
+    functional.binary_cross_entropy_with_logits,
+    functional.multilabel_soft_margin_loss,
+)
+"""Those whose targets have 0 or 1 for each of several labels."""
 _SETTINGS = "weight", "ignore_index", "reduction", "label_smoothing"
 
 
@@ -87,6 +93,11 @@ def count_terms(loss_fn: Callable[..., Tensor], target: object) -> Tensor | None
 def takes_logits(loss_fn: Callable[..., Tensor]) -> bool:
     """Return whether a loss is known to take logits; another one may take probabilities."""
     return _function_of(loss_fn)[0] in _OF_LOGITS
+
+
+def takes_labels(loss_fn: Callable[..., Tensor]) -> bool:
+    """Return whether a loss is one of torch whose targets have 0 or 1 for each label, of which several may be 1."""
+    return _function_of(loss_fn)[0] in _OF_LABELS
 
 
 def needs_equal_shapes(loss_fn: Callable[..., Tensor]) -> bool:

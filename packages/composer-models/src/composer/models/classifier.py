@@ -9,9 +9,9 @@ from torch import Tensor, distributed, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_sizes
-from composer.loss._calling import count_terms, takes_logits
+from composer.loss._calling import count_terms, takes_labels, takes_logits
 from composer.models.base import compute_loss, known_cross_entropy
-from composer.models.phase_metrics import PairModel, class_ids, to_probabilities, update_metric
+from composer.models.phase_metrics import PairModel, check_one_label, class_ids, to_probabilities, update_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,11 @@ class ComposerClassifier(PairModel):
     The default metrics are the accuracy for training, and the accuracy and the cross entropy for evaluation, with the
     names ``MulticlassAccuracy`` and ``CrossEntropy``. The accuracy is the fraction of correct samples. Ids that the
     loss ignores (-100) count as wrong; pass ``MulticlassAccuracy(..., ignore_index=-100)`` to exclude them.
+
+    Samples may have several labels: then ``target`` ``(N, C, ...)`` has 0 or 1 for each, and the loss is a binary cross
+    entropy of torch or ``nn.MultiLabelSoftMarginLoss``. With these, the default metrics are ``MultilabelAccuracy``, the
+    fraction of correct labels, and for evaluation also ``MultilabelF1Score``. Metrics of samples with one class, which
+    are the default with every other loss, raise an error for such targets.
 
     A module for two classes may return one score ``(N, 1, ...)`` or ``(N,)``, the logit of class 1. Then the default
     loss is the binary cross entropy, of class ids or of probabilities of class 1 in the shape of the scores, and the
@@ -76,13 +81,15 @@ class ComposerClassifier(PairModel):
         super().__init__(module, loss_fn)
         if num_classes is not None:
             check_sizes(num_classes=num_classes)
-        self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
-        if num_classes is None and self.num_classes == 1:
-            self.num_classes = 2
+        width = _find_num_classes(module)
+        self.num_classes = (2 if width == 1 else width) if num_classes is None else num_classes
+        # A module for two classes may return one score.
+        has_labels = takes_labels(loss_fn) and ((self.num_classes or 0) > 2 or width == self.num_classes == 2)
+        default = _label_metrics if has_labels else _class_metrics
         if train_metrics is None:
-            train_metrics = _default_metrics(self.num_classes, is_train=True)
+            train_metrics = default(self.num_classes, is_train=True)
         if val_metrics is None:
-            val_metrics = _default_metrics(self.num_classes, is_train=False)
+            val_metrics = default(self.num_classes, is_train=False)
         self._set_metrics(train_metrics, val_metrics)
 
     @property
@@ -148,14 +155,16 @@ class ComposerClassifier(PairModel):
             outputs: Scores ``(N, C, ...)``.
             metric: Called as ``metric.update(outputs, target)``. If it has ``num_classes`` and ``target`` holds
                 probabilities, it is called with the most probable classes. With one score per sample, such a metric
-                and ``CrossEntropy`` are called with the scores of both classes, other metrics with ``(N,)``. If
+                and ``CrossEntropy`` are called with the scores of both classes, other metrics with ``(N,)``. If it has
+                ``num_labels``, targets in floating point are rounded to 0 or 1. If
                 ``loss_fn`` is a loss of logits of torch or of this library, metrics of torchmetrics that compute
                 probabilities are called with these. With another ``loss_fn`` they take scores for probabilities if
                 those of a batch are all between 0 and 1.
 
         Raises:
             TypeError: ``batch`` is not a pair.
-            ValueError: The metric has another number of classes than the scores.
+            ValueError: The metric has another number of classes than the scores, or is one of samples with one class,
+                and the targets have several labels.
         """
         _, target = self._pair(batch)
         from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
@@ -167,7 +176,11 @@ class ComposerClassifier(PairModel):
             elif target.ndim == outputs.ndim - 1:
                 outputs = outputs.squeeze(1)
         if num_classes is not None:
-            target = class_ids(outputs, target, num_classes)
+            target = class_ids(outputs, target, metric)
+        elif isinstance(metric, CrossEntropy):
+            check_one_label(metric, outputs, target)
+        elif getattr(metric, "num_labels", None) is not None and target.is_floating_point():
+            target = (target > 0.5).long()
         if takes_logits(self.loss_fn):
             outputs = to_probabilities(metric, outputs)
         update_metric(metric, outputs, target)
@@ -199,7 +212,7 @@ def _find_num_classes(module: nn.Module) -> int | None:
     return candidates.pop() if len(candidates) == 1 else None
 
 
-def _default_metrics(num_classes: int | None, *, is_train: bool) -> Metric | dict[str, Metric]:
+def _class_metrics(num_classes: int | None, *, is_train: bool) -> Metric | dict[str, Metric]:
     if num_classes is None:
         raise ValueError(
             "num_classes cannot be inferred from the module: it has neither a num_classes nor an nn.Linear, or they "
@@ -217,3 +230,10 @@ def _default_metrics(num_classes: int | None, *, is_train: bool) -> Metric | dic
     # Validating values would synchronise with the device at every batch; the loss checks them anyway.
     accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
     return accuracy if is_train else {"MulticlassAccuracy": accuracy, "CrossEntropy": CrossEntropy()}
+
+
+def _label_metrics(num_labels: int | None, *, is_train: bool) -> Metric | list[Metric]:
+    from torchmetrics.classification import MultilabelAccuracy, MultilabelF1Score  # noqa: PLC0415 (takes a second)
+
+    accuracy = MultilabelAccuracy(num_labels, validate_args=False)  # validating would synchronise, see above
+    return accuracy if is_train else [accuracy, MultilabelF1Score(num_labels, validate_args=False)]

@@ -192,13 +192,30 @@ def _kind(value: object) -> str:
     return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def class_ids(outputs: Tensor, target: Tensor, num_classes: int) -> Tensor:
+def check_one_label(metric: Metric, outputs: Tensor, target: Tensor) -> None:
+    """Raise a ValueError if the first batch of a metric of classes has samples with several labels."""
+    # Only of the first, as the host waits for the device. Numbers above 1 are weights of classes, such as votes.
+    if metric.update_called or target.shape != outputs.shape:
+        return
+    if bool((target.sum(1) > 1.5).any() & (target <= 1).all()):
+        count = outputs.shape[1]
+        raise ValueError(
+            f"{type(metric).__name__} is a metric of samples with one class, and the targets have samples with several "
+            f"labels. Pass train_metrics= and val_metrics= for several, such as MultilabelAccuracy({count}) of "
+            "torchmetrics.classification, which are the default with loss_fn=nn.BCEWithLogitsLoss() in a "
+            "ComposerClassifier; [] for none."
+        )
+
+
+def class_ids(outputs: Tensor, target: Tensor, metric: Metric) -> Tensor:
     """Return the targets for a metric with ``num_classes``."""
     if not outputs.is_floating_point():
         return target
+    num_classes: int = getattr(metric, "num_classes")  # noqa: B009  (declared by its subclasses)
     if outputs.ndim < 2 or outputs.shape[1] != num_classes:
         raise ValueError(
             f"The metric counts {num_classes} classes, but the outputs of shape {tuple(outputs.shape)} do not hold as "
             "many scores per sample. Pass num_classes to the model, or create the metric with their number."
         )
+    check_one_label(metric, outputs, target)
     return target.argmax(dim=1) if target.ndim == outputs.ndim else target

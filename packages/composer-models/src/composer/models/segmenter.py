@@ -159,12 +159,11 @@ class ComposerSegmenter(PairModel):
 
         Raises:
             TypeError: ``batch`` is not a pair.
-            ValueError: The metric has another number of classes than the scores.
+            ValueError: The metric has another number of classes than the scores, or a pixel has several classes.
         """
         _, masks = self._pair(batch)
-        num_classes = getattr(metric, "num_classes", None)
-        if num_classes is not None:
-            masks = class_ids(outputs, masks, num_classes)
+        if getattr(metric, "num_classes", None) is not None:
+            masks = class_ids(outputs, masks, metric)
         update_metric(metric, outputs, masks)
 
 
