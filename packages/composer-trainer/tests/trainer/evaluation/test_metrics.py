@@ -1,11 +1,15 @@
 """Metrics: their values by name, and their saved states."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torchmetrics import MeanMetric, Metric, MetricCollection, SumMetric
 from torchmetrics.regression import MeanSquaredError
 
 from composer.trainer.evaluation.metrics import check_metrics, compute_metrics, load_metrics, metrics_of, save_metrics
+from fixtures.processes import run_processes
 
 
 class Lists(Metric):
@@ -75,3 +79,15 @@ def test_metrics_without_names_raise():
 
     with pytest.raises(TypeError, match=r"Model.get_metrics must return a dictionary of metrics by name"):
         metrics_of(Model(), is_train=True)
+
+
+def test_fewer_samples_than_processes():
+    """Metrics with lists have the value of one process, also if another has no sample; unequal lists are an error."""
+    program = Path(__file__).parent / "uneven_metrics.py"
+    *expected, _ = json.loads(run_processes(program, 1)[0])
+
+    for printed in run_processes(program, 2):
+        *values, message = json.loads(printed)
+        assert values == expected
+        assert "'listed' (Listed)" in message
+        assert "[{'scores': 2}, {'scores': 1}]" in message

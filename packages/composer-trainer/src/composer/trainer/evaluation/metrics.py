@@ -6,6 +6,7 @@ The training metrics are in ``state.train_metrics``, and those of each evaluator
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from composer.core import Batch, Logger, State
+from composer.distributed import all_gather_object, get_world_size
 from composer.distributed.environment import data_group
 
 
@@ -49,11 +51,48 @@ def metrics_of(model: SupportsMetrics, *, is_train: bool) -> Mapping[str, Any]:
 
 def reduce_over_data(metrics: Iterable[Any]) -> None:
     """Let metrics be reduced over processes with different samples; those of a tensor-parallel group have the same."""
+    if get_world_size() == 1:
+        return
     group = data_group()
-    if group is not None:
-        for metric in metrics:
-            for part in parts_of_metric(metric).values():
-                part.process_group = group
+    for part in (part for metric in metrics for part in parts_of_metric(metric).values()):
+        part.process_group = group or part.process_group
+        if part.dist_sync_fn is None and _lists_of(part, reduced=True):
+            part.dist_sync_fn = gather_state
+
+
+def gather_state(state: Tensor, group: Any = None) -> list[Tensor]:
+    """Return the tensors of all processes, of which some may be empty; in torchmetrics these abort the processes.
+
+    There, the list of a process without samples is an empty tensor of another type and number of dimensions.
+    """
+    kinds = all_gather_object((state.dtype, state.shape), group)
+    dtype, filled = max(kinds, key=lambda kind: kind[1].numel())
+    padded = torch.zeros(filled.numel(), dtype=dtype, device=state.device)
+    padded[: state.numel()] = state.flatten()
+    gathered = [torch.empty_like(padded) for _ in kinds]
+    if filled.numel():
+        torch.distributed.all_gather(gathered, padded, group)
+    shapes = [shape if shape.numel() else (0, *filled[1:]) for _, shape in kinds]
+    return [one[: math.prod(shape)].reshape(shape) for one, shape in zip(gathered, shapes, strict=True)]
+
+
+def _lists_of(part: Any, *, reduced: bool) -> dict[str, int]:
+    """Return the lengths of a metric's states that are lists, by name: those with a reduction, or those without."""
+    lists = {key for key, default in part._defaults.items() if isinstance(default, list)}  # noqa: SLF001
+    return {key: len(getattr(part, key)) for key in lists if (part._reductions[key] is not None) == reduced}  # noqa: SLF001
+
+
+def _check_lists(name: str, part: Any) -> None:
+    """Raise a ValueError in all processes if they have different numbers of tensors that are gathered one by one."""
+    lengths = _lists_of(part, reduced=False)
+    if lengths and part._sync_dist.__module__.startswith("torchmetrics."):  # noqa: SLF001  (others gather them at once)
+        of_all = all_gather_object(lengths, part.process_group)
+        if any(other != lengths for other in of_all):
+            raise ValueError(
+                f"The metric {name!r} ({type(part).__name__}) has lists without a reduction, which torchmetrics "
+                f"gathers if all processes have as many elements, got {of_all}. Evaluate in one process, on samples "
+                "divisible by processes times batch size, or by another metric, as composer.metrics.MAP for boxes."
+            )
 
 
 def update_train_metrics(state: State, batch: Batch) -> None:
@@ -73,9 +112,15 @@ def log_train_metrics(state: State, logger: Logger) -> None:
 
 
 def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the computed values by name; a metric that returns several values has ``name/part`` for each."""
+    """Return the computed values by name; a metric that returns several values has ``name/part`` for each.
+
+    Raises:
+        ValueError: Processes have different numbers of elements in lists without a reduction.
+    """
     values: dict[str, Any] = {}
     for name, metric in metrics.items():
+        for part in parts_of_metric(metric).values() if get_world_size() > 1 else ():
+            _check_lists(name, part)
         value = metric.compute()
         values |= (
             {f"{name}/{part}": one for part, one in value.items()} if isinstance(value, Mapping) else {name: value}
