@@ -8,7 +8,7 @@ from composer.checkpoint.errors import (
 )
 from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, newest_checkpoint
 from composer.checkpoint.folder import FileRecord, Manifest
-from composer.checkpoint.inspection import diff_checkpoints, merge_weights, show_checkpoint, verify_checkpoint
+from composer.checkpoint.inspection import merge_weights, show_checkpoint, verify_checkpoint
 from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
 from composer.checkpoint.run_folder import KeepBest
 from composer.checkpoint.saving import save_checkpoint
@@ -26,7 +26,6 @@ __all__ = [
     "KeepBest",
     "LoadedCheckpoint",
     "Manifest",
-    "diff_checkpoints",
     "find_checkpoints",
     "load_checkpoint",
     "load_torch_weights",

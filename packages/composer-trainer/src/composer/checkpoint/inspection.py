@@ -1,22 +1,17 @@
-"""Show, verify and compare checkpoints as text, without a model."""
+"""Show and verify checkpoints as text, and merge their weights, without a model."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import open_checkpoint
-from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, dictionary
+from composer.checkpoint.folder import MODEL, STATE, Manifest, dictionary
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import TimeUnit
 from composer.core.checks import abridged
@@ -52,6 +47,7 @@ def show_checkpoint(path: str | os.PathLike[str]) -> str:
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> from composer.checkpoint import save_checkpoint
         >>> from composer.core import State
         >>> print(show_checkpoint(save_checkpoint(State(torch.nn.Linear(2, 2)), tempfile.mkdtemp() + "/ep0")))
@@ -61,8 +57,10 @@ def show_checkpoint(path: str | os.PathLike[str]) -> str:
         ...
     """
     opened = open_checkpoint(path)
-    with _not_too_deep(opened.path):
+    try:
         lines = [opened.path, *_about(opened.manifest), *_components(opened.data())]
+    except RecursionError:
+        raise CheckpointError(f"{opened.path}/{STATE}", "is nested deeper than anything that is saved.") from None
     return "\n".join([*lines, *_files(opened.manifest), *_modules(opened)])
 
 
@@ -81,6 +79,7 @@ def merge_weights(path: str | os.PathLike[str], file: str | os.PathLike[str]) ->
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> from composer.checkpoint import save_checkpoint
         >>> from composer.core import State
         >>> folder = tempfile.mkdtemp()
@@ -94,14 +93,6 @@ def merge_weights(path: str | os.PathLike[str], file: str | os.PathLike[str]) ->
         raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
     contiguous = {name: weight.contiguous() for name, weight in weights.items()}
     write_atomically(lambda unfinished: save_file(contiguous, unfinished, {"format": "pt"}), Path(file))
-
-
-@contextmanager
-def _not_too_deep(path: str) -> Iterator[None]:
-    try:
-        yield
-    except RecursionError:
-        raise CheckpointError(f"{path}/{STATE}", "is nested deeper than anything that is saved.") from None
 
 
 def _row(name: str, value: object) -> str:
@@ -170,82 +161,3 @@ def _modules(opened: OpenCheckpoint) -> list[str]:
     if rest:
         lines.append(_row("", f"and {len(rest)} more {sum(count for _, count in rest):,}"))
     return [_row("weights", f"{sum(counts.values()):,} numbers"), *lines]
-
-
-def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> list[str]:
-    """Return the differences of two checkpoints, a line for each; none if everything that training needs is equal.
-
-    Tensors are compared bit for bit, and the largest absolute difference is reported. Values of the wall clock
-    (durations, dates) are not compared.
-
-    Args:
-        first: A checkpoint.
-        second: Another one.
-
-    Raises:
-        CheckpointError: One is incomplete or damaged.
-
-    Example:
-        >>> import tempfile
-        >>> from composer.checkpoint import save_checkpoint
-        >>> from composer.core import State
-        >>> model, folder = torch.nn.Linear(1, 1, bias=False), tempfile.mkdtemp()
-        >>> first = save_checkpoint(State(model), folder + "/first")
-        >>> model.weight.data += 0.5
-        >>> diff_checkpoints(first, save_checkpoint(State(model), folder + "/second"))
-        ['model.safetensors weight: differs by at most 0.5']
-    """
-    one, other = open_checkpoint(first), open_checkpoint(second)
-    with _not_too_deep(one.path):
-        lines = _diff_data(_compared(one), _compared(other), "")
-    for kind in (MODEL, OPTIMIZERS, EXTRA):
-        lines += _diff_tensors(kind, one.tensors(kind), other.tensors(kind))
-    return [*map(abridged, lines)]
-
-
-def _compared(opened: OpenCheckpoint) -> dict[str, Any]:
-    """Return what is compared of a checkpoint: all but the times that a training has taken."""
-    data = opened.data()
-    for holder, key in ((data, "timestamp"), (dictionary(data.get("extra")), "clock_before")):
-        if clock := dictionary(holder.get(key)):
-            holder[key] = {name: value for name, value in clock.items() if not name.endswith("_wct")}
-    return data
-
-
-def _diff_data(one: Any, other: Any, path: str) -> list[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        lines = []
-        for name in dict.fromkeys((*one, *other)):
-            inner = f"{path}.{name}" if path else str(name)
-            if name in one and name in other:
-                lines += _diff_data(one[name], other[name], inner)
-            else:
-                lines.append(f"{inner}: only in the {'first' if name in one else 'second'}")
-        return lines
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [line for index in range(len(one)) for line in _diff_data(one[index], other[index], f"{path}[{index}]")]
-    # Unlike ==, JSON distinguishes 1 from 1.0 and True.
-    return [] if json.dumps(one) == json.dumps(other) else [f"{path}: {one!r:.80} and {other!r:.80}"]
-
-
-def _diff_tensors(file: str, one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    lines = []
-    for name in sorted({*one, *other}):
-        if name not in one or name not in other:
-            lines.append(f"{file} {name}: only in the {'first' if name in one else 'second'}")
-            continue
-        first, second = one[name], other[name]
-        if (first.dtype, first.shape) != (second.dtype, second.shape):
-            looks = [f"{tuple(side.shape)} of {str(side.dtype).removeprefix('torch.')}" for side in (first, second)]
-            lines.append(f"{file} {name}: {looks[0]} and {looks[1]}")
-        elif not torch.equal(_bytes(first), _bytes(second)):
-            wide = torch.complex128 if first.is_complex() else torch.float64
-            difference = float((first.to(wide) - second.to(wide)).abs().max())
-            # Not for NaN, signed zeros, or integers that floating point does not distinguish.
-            by = f"by at most {difference:.6g}" if difference > 0 else "in its bits"
-            lines.append(f"{file} {name}: differs {by}")
-    return lines
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8)
