@@ -11,6 +11,7 @@ from torchmetrics.classification import MulticlassF1Score, MulticlassJaccardInde
 
 from composer.functional import smooth_labels
 from composer.loss import DiceLoss
+from composer.models import ComposerSegmenter
 
 EPSILON = 1e-5
 
@@ -256,3 +257,19 @@ class TestDiceLoss:
         """Mismatched masks raise, with both shapes."""
         with pytest.raises(ValueError, match=r"class ids of shape \(1, 4, 4\) .* of shape \(1, 8, 8\)"):
             DiceLoss()(torch.zeros(1, 2, 4, 4), torch.zeros(1, 8, 8, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, False),
+        ({"batch": True}, True),
+        ({"ignore_absent_classes": True}, True),
+        ({"batch": True, "reduction": "sum"}, False),
+    ],
+)
+def test_which_settings_need_the_whole_batch(settings, expected):
+    """Sums over samples and a mean over the classes that occur are no means over samples."""
+    model = ComposerSegmenter(torch.nn.Conv2d(3, 2, 1), loss_fn=DiceLoss(softmax=True, **settings))
+
+    assert model.loss_needs_whole_batch is expected

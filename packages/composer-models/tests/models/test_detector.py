@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
@@ -311,3 +312,45 @@ class TestBatches:
         """The size is at least 1."""
         with pytest.raises(ValueError, match="microbatch_size must be at least 1, got 0"):
             split_detection_batch(([1], [2]), 0)
+
+
+class TestObjects:
+    """Losses that are divided by the objects of a batch."""
+
+    @staticmethod
+    def make(name):
+        torch.manual_seed(0)
+        small = {"weights": None, "weights_backbone": None, "num_classes": 3, "min_size": 64, "max_size": 64}
+        small = small if name.startswith("fcos") else {key: small[key] for key in [*small][:3]}
+        model = ComposerDetector(getattr(torchvision.models.detection, name)(**small), val_metrics=[])
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.eval()
+        return model
+
+    @pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "fcos_resnet50_fpn"])
+    def test_images_count_by_their_objects(self, name):
+        """Half of the images are empty: by objects, the losses of single images add up to that of the batch nearly."""
+        model, samples = self.make(name), draw(4)
+        empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
+        samples[1], samples[2] = ((samples[number][0], empty) for number in (1, 2))
+        batch = collate_detection(samples)
+
+        with torch.no_grad():
+            expected = sum(model.loss(model(batch), batch).values())
+            parts = split_detection_batch(batch, 1)
+            losses = torch.stack([sum(model.loss(model(part), part).values()) for part in parts])
+        terms = torch.stack([model.count_loss_terms(part) for part in parts])
+
+        assert terms.tolist() == [1, 0, 0, 1]
+        assert model.count_loss_terms(batch) == 2
+        assert model.loss_needs_whole_batch
+        torch.testing.assert_close((losses * terms / terms.sum()).sum(), expected, rtol=0.1, atol=0)
+        assert losses.mean() < 0.6 * expected
+
+    def test_other_detectors_count_images(self):
+        """The losses of Faster R-CNN are means over images."""
+        model = ComposerDetector(tiny_faster_rcnn(), val_metrics=[])
+
+        assert model.count_loss_terms(collate_detection(draw(2))) is None
+        assert not model.loss_needs_whole_batch

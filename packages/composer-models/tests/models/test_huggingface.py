@@ -261,6 +261,47 @@ class TestCounts:
         assert model.loss_is_sum is (reduction == "sum")
         assert model.count_loss_terms({"labels": torch.tensor([[1, 2]])}) is None
 
+    @pytest.mark.parametrize(
+        ("name", "settings", "expected"),
+        [
+            ("CLIPModel", {}, True),
+            ("SiglipModel", {}, True),
+            ("BertForPreTraining", {}, True),
+            ("GPT2DoubleHeadsModel", {}, True),
+            ("Wav2Vec2ForPreTraining", {}, True),
+            ("YolosForObjectDetection", {}, True),
+            ("MixtralForCausalLM", {"output_router_logits": True}, True),
+            ("Qwen2MoeForCausalLM", {"output_router_logits": True}, True),
+            ("Qwen2MoeForCausalLM", {"output_router_logits": True, "router_aux_loss_coef": 0.0}, False),
+            ("MixtralForCausalLM", {}, False),
+            ("BertForMaskedLM", {}, False),
+            ("BertForQuestionAnswering", {}, False),
+            ("ViTMAEForPreTraining", {}, False),
+            ("ViTForImageClassification", {}, False),
+        ],
+    )
+    def test_losses_that_are_no_mean(self, name, settings, expected):
+        """Contrastive losses, the balance of experts, several kinds of labels and objects are recognized."""
+        transformers = pytest.importorskip("transformers")
+        cls = getattr(transformers, name)
+        with torch.device("meta"):
+            model = HuggingFaceModel(cls(cls.config_class(num_hidden_layers=1, **settings)))
+
+        assert model.loss_needs_whole_batch is expected
+
+    def test_an_own_loss_is_not_judged(self):
+        """The loss of a subclass may be any; it declares it itself."""
+        transformers = pytest.importorskip("transformers")
+
+        class Own(HuggingFaceModel):
+            def loss(self, outputs, batch):
+                return outputs.logits_per_text.square().mean()
+
+        with torch.device("meta"):
+            model = Own(transformers.CLIPModel(transformers.CLIPConfig()))
+
+        assert not model.loss_needs_whole_batch
+
 
 class TestMetrics:
     @pytest.mark.parametrize("use_logits", [True, False])

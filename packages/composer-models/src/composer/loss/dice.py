@@ -65,6 +65,11 @@ class DiceLoss(nn.Module):
         self.ignore_absent_classes = ignore_absent_classes
         self.reduction = reduction
 
+    @property
+    def loss_needs_whole_batch(self) -> bool:
+        """Whether the loss is no mean over samples: it sums over them, or counts the classes of the batch."""
+        return self.reduction == "mean" and (self.batch or self.ignore_absent_classes)
+
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss.
 

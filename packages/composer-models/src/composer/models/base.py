@@ -131,6 +131,16 @@ class ComposerModel(nn.Module, ABC):
         return self._has_known_loss() and is_sum(getattr(self, "loss_fn", None))
 
     @property
+    def loss_needs_whole_batch(self) -> bool:
+        """Whether the losses of microbatches do not add up to that of the batch: if the ``loss_fn`` has this attribute.
+
+        So it is if samples are compared with each other, as in a contrastive loss, or if the loss adds means over
+        different elements. A trainer warns before it splits a batch, and does not split it by itself. Set
+        ``loss_needs_whole_batch = True`` in the class of a model or of a ``loss_fn``.
+        """
+        return bool(getattr(getattr(self, "loss_fn", None), "loss_needs_whole_batch", False))
+
+    @property
     def loss_ignore_index(self) -> int:
         """The class id that :meth:`loss` ignores: the ``ignore_index`` of a loss of torch in ``loss_fn``, or else -100.
 

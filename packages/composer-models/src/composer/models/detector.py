@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from composer.functional.checks import check_modules, check_sizes
@@ -157,6 +158,26 @@ class ComposerDetector(DetectionModel):
                 f"A label does not fit the detector: {error} Its num_classes must be greater than every label; in "
                 "most of torchvision's detectors class 0 is the background."
             ) from error
+
+    def count_loss_terms(self, batch: tuple[Sequence[Tensor], Sequence[Mapping[str, Tensor]]]) -> Tensor | None:
+        """Count the objects of a batch, if the losses are divided by their number and not by that of the images.
+
+        Args:
+            batch: A pair ``(images, targets)``.
+
+        Returns:
+            The number of objects for SSD and FCOS; None for other detectors. These two divide by the places that are
+            assigned to objects, so that the losses of microbatches add up to that of the batch nearly, not exactly.
+        """
+        if not self.loss_needs_whole_batch:
+            return None
+        boxes = [target["boxes"] for target in self._targets(batch)]
+        return torch.full((), sum(map(len, boxes)), device=boxes[0].device)
+
+    @property
+    def loss_needs_whole_batch(self) -> bool:
+        """Whether the losses are divided by a number of the batch that only the forward pass finds: in SSD and FCOS."""
+        return any(cls.__name__ in {"SSD", "FCOS"} for cls in type(self.module).__mro__)
 
     def _targets(self, batch: Any) -> list[Any]:
         return list(_images_and_targets(batch)[1])

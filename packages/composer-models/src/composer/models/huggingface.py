@@ -252,6 +252,21 @@ class HuggingFaceModel(PhaseMetricsModel):
         is_ctc = self._has_known_loss() and type(base_of(self.model)).__name__.endswith("ForCTC")
         return is_ctc and self.config.ctc_loss_reduction == "sum"
 
+    @property
+    def loss_needs_whole_batch(self) -> bool:
+        """Whether the model's loss is known to be no mean, as its configuration and the arguments of ``forward`` show.
+
+        True for the balance of experts (``output_router_logits=True``), contrastive losses of pairs, detectors, which
+        divide by the objects of a batch, and losses of several kinds of labels, which are means over different
+        elements.
+        """
+        names, routed = self.model_forward_args, self.config.get_text_config()
+        balances = getattr(routed, "output_router_logits", False) and getattr(routed, "router_aux_loss_coef", 1) != 0
+        compares = "return_loss" in names and hasattr(self.config, "text_config")
+        counts = "sampled_negative_indices" in names or "ForObjectDetection" in type(base_of(self.model)).__name__
+        has_several = sum("label" in name for name in names) > 1
+        return self._has_known_loss() and bool(balances or compares or counts or has_several)
+
     def eval_forward(self, batch: Mapping[str, Any], outputs: Any | None = None) -> Any:
         """Compute the outputs that metrics are updated with; the batch does not change.
 

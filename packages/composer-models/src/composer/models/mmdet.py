@@ -100,6 +100,11 @@ class MMDetModel(DetectionModel):
         losses = super().loss(outputs, batch, *args, **kwargs)
         return {name: _total(value) for name, value in losses.items() if "loss" in name}
 
+    @property
+    def loss_needs_whole_batch(self) -> bool:
+        """True: the heads of MMDetection divide their losses by the positive samples of the batch."""
+        return True
+
     def _targets(self, batch: Mapping[str, Any]) -> list[Any]:
         _check_keys(batch)
         annotated = [sample.gt_instances for sample in batch["data_samples"]]
