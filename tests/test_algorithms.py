@@ -114,6 +114,7 @@ class TestEach:
         assert torch.isfinite(first).all()
         assert torch.equal(first, second)
 
+    @pytest.mark.filterwarnings("ignore:device_train_microbatch_size=3 does not give")  # BatchNorm
     def test_trains_in_microbatches(self, name):
         """Training also works with microbatches of three samples, of which the last is smaller."""
         end = fit(getattr(al, name)(**SETTINGS.get(name, {})), device_train_microbatch_size=3, precision="amp_bf16")

@@ -137,6 +137,7 @@ def test_bert_pretraining(run, tmp_path):
     assert [path.name for path in (tmp_path / "bert").glob("ep*")] == ["ep2-ba16"]
 
 
+@pytest.mark.filterwarnings("ignore:device_train_microbatch_size=8 does not give")  # BatchNorm
 @pytest.mark.parametrize("recipe", ["mild", "medium", "hot"])
 def test_imagenet(run, recipe):
     """Each recipe trains and evaluates, in the end the classifier alone, on images of the size of the evaluation."""

@@ -81,6 +81,7 @@ def detector():
     return yolox
 
 
+@pytest.mark.filterwarnings("ignore:device_train_microbatch_size=4 does not give")  # losses of objects, BatchNorm
 def test_precision_rises(detector):
     """A training in parts of batches lowers the loss, and raises mAP on drawings that it has not seen."""
     model, log = MMDetModel(detector), InMemoryLogger()

@@ -8,9 +8,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from composer import functional as cf
 from composer.algorithms import SAM, LabelSmoothing, MixUp
 from composer.core import Callback, DataSpec
 from composer.loggers import InMemoryLogger
+from composer.loss import DiceLoss
 from composer.models import ComposerClassifier, ComposerModel
 from composer.trainer.gradients import split_microbatches
 from fixtures import make_classifier, make_loader, small_run, weights
@@ -124,19 +126,33 @@ def test_step_keeps_no_wrapper():
     assert called == [1]
 
 
-class LimitedMemory(nn.Module):
-    """A network with batch norm and dropout on a device for at most ``capacity`` samples."""
+class RunningMean(nn.Module):
+    """A layer that counts its batches and averages their means, and returns its input."""
 
-    def __init__(self, capacity):
+    def __init__(self, width):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, inputs):
+        self.count += 1
+        self.mean += (inputs.detach().mean(0) - self.mean) / self.count
+        return inputs
+
+
+class LimitedMemory(nn.Module):
+    """A network with a running mean and dropout on a device for at most ``capacity`` samples."""
+
+    def __init__(self, capacity, layer=RunningMean):
         """Of equal weights each time."""
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+        self.layers = nn.Sequential(nn.Linear(4, 8), layer(8), nn.Dropout(0.2), nn.Linear(8, 3))
         self.capacity = capacity
         self.tried = []
 
     def forward(self, inputs):
-        """Run out of memory in the middle, after batch norm has counted and dropout has drawn."""
+        """Run out of memory in the middle, after a layer has counted and dropout has drawn."""
         self.tried.append(len(inputs))
         if not self.capacity:
             raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -146,9 +162,9 @@ class LimitedMemory(nn.Module):
         return self.layers[3](hidden)
 
 
-def trained(capacity, size, **options):
+def trained(capacity, size, layer=RunningMean, **options):
     """Return a trainer after three batches of eight, and its network."""
-    network = LimitedMemory(capacity)
+    network = LimitedMemory(capacity, layer)
     model = ComposerClassifier(network, num_classes=3)
     trainer = small_run(
         model=model,
@@ -213,6 +229,20 @@ class TestAuto:
         """If a single sample does not fit, an error is raised."""
         with pytest.raises(RuntimeError, match="a single sample needs more memory"):
             trained(0, "auto")
+
+    @pytest.mark.parametrize("layer", [nn.BatchNorm1d, functools.partial(cf.GhostBatchNorm1d, ghost_batch_size=8)])
+    def test_does_not_split_what_normalizes_by_the_batch(self, layer):
+        """With BatchNorm, smaller microbatches would be another step, so the size is not reduced."""
+        trained(8, "auto", layer)
+
+        with pytest.raises(RuntimeError, match=r"8 samples do not fit .* normalizes by the samples of a microbatch"):
+            trained(7, "auto", layer)
+
+    def test_splits_between_ghost_batches(self):
+        """Microbatches that are multiples of the ghost batches are the same step."""
+        trainer, _ = trained(7, "auto", functools.partial(cf.GhostBatchNorm1d, ghost_batch_size=4))
+
+        assert trainer.state.device_train_microbatch_size == 4
 
     def test_without_auto_the_error_propagates(self):
         """Without "auto", an out-of-memory error propagates."""
@@ -320,6 +350,48 @@ class TestBlendedLabels:
             trainer.fit()
 
         assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+class Pairs(Tokens):
+    """A contrastive loss: each sample is compared with all others of the batch."""
+
+    loss_needs_whole_batch = True
+
+    def loss(self, outputs, batch):
+        """Return the cross entropy of the similarities of two parts of each sample."""
+        first, second = outputs[:, 0], outputs[:, 1]
+        return functional.cross_entropy(first @ second.T, torch.arange(len(first)))
+
+
+class TestLossesOfWholeBatches:
+    BATCH = {"input_ids": torch.randint(10, (8, 2), generator=torch.Generator().manual_seed(0))}
+
+    @pytest.mark.parametrize(
+        ("make", "reason"),
+        [
+            (Pairs, "the loss of Pairs is no mean over samples"),
+            (lambda: make_classifier(loss_fn=DiceLoss(softmax=True, batch=True)), "the loss of ComposerClassifier"),
+            (lambda: ComposerClassifier(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), num_classes=3), "1 of its"),
+        ],
+    )
+    def test_a_warning_before_they_are_split(self, make, reason):
+        """A number is taken, with one warning; complete batches are trained without."""
+        batches = [self.BATCH] * 2 if make is Pairs else list(make_loader(samples=16, batch_size=8))
+        for size in (8, None):
+            small_run(
+                model=make(), train_dataloader=batches, device_train_microbatch_size=size, max_duration="2ba"
+            ).fit()
+
+        with pytest.warns(UserWarning, match=rf"microbatch_size=4 does not give the step .* {reason}") as warned:
+            small_run(model=make(), train_dataloader=batches, device_train_microbatch_size=4, max_duration="2ba").fit()
+        assert len(warned) == 1
+
+    def test_normalization_that_does_not_train_is_split(self):
+        """A frozen layer in evaluation mode normalizes by its buffers, so that microbatches are the same step."""
+        model = ComposerClassifier(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), num_classes=3)
+        model.module[1].eval().requires_grad_(False)
+
+        small_run(model=model, device_train_microbatch_size=1, max_duration="1ba").fit()
 
 
 class TestSums:

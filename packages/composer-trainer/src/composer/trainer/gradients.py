@@ -33,10 +33,11 @@ import copy
 import gc
 import logging
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from composer.core.data_spec import count_tokens, has_own_functions
 from composer.core.packing import check_packed_model
@@ -155,8 +156,8 @@ class BatchGradients:
         batch, size = self._state.batch, self._state.device_train_microbatch_size
         microbatches: Sequence[Microbatch] = ((batch, 1.0),)
         if size is not None or self._spec.microbatch_transforms is not None:
-            self._warn_of_size(size)
             microbatches = split_microbatches(batch, self._spec, size, self._count_elements)
+            self._warn_of_size(size)
         if self._batches.checks_model:  # once for the data, and not again in a further call of fit
             self._batches.checks_model = False
             check_packed_model(self._state, microbatches[0][0])
@@ -188,7 +189,7 @@ class BatchGradients:
                 update_train_metrics(state, original)
 
     def _warn_of_size(self, size: int | None) -> None:
-        """Warn, once, of microbatches that are larger than a batch."""
+        """Warn, once, of microbatches that are larger than a batch, or do not give its step."""
         if size is None or not self._may_warn_of_size:
             return
         self._may_warn_of_size = False
@@ -198,14 +199,17 @@ class BatchGradients:
                 "not split. Make the batches larger, or the microbatches smaller if memory has to be saved.",
                 stacklevel=2,
             )
+        elif size < self.num_samples and (reason := what_needs_whole_batch(self._state.model, size)):
+            warnings.warn(
+                f"device_train_microbatch_size={size} does not give the step of the batch of {self.num_samples} "
+                f"samples, as {reason}. composer.trainer.check_microbatches(trainer) measures the difference.",
+                stacklevel=2,
+            )
 
     def _terms_of(self, microbatches: Sequence[Microbatch]) -> list[Tensor] | None:
         """Return the number of elements of each microbatch's loss that the model counts; None if it does not."""
-        count = getattr(self._state.model, "count_loss_terms", None)
-        if count is None or self._is_sum or not self._asks_model:
-            return None
-        terms = [count(batch) for batch, _ in microbatches]
-        if any(number is None for number in terms):
+        terms = None if self._is_sum or not self._asks_model else loss_terms(self._state.model, microbatches)
+        if terms is None:
             return None
         # A process without a further batch computes with its last one, which does not count again.
         return terms if self._state.batch_counts else [torch.zeros_like(number) for number in terms]
@@ -266,6 +270,30 @@ def split_microbatches(
     if spec.microbatch_transforms is not None:
         microbatches = list(map(spec.microbatch_transforms, microbatches))
     return list(zip(microbatches, weights, strict=True))
+
+
+def loss_terms(model: Any, microbatches: Sequence[Microbatch]) -> list[Tensor] | None:
+    """Return the number of elements of each microbatch's loss that a model counts; None if it does not."""
+    count = getattr(model, "count_loss_terms", None)
+    terms = [None if count is None else count(batch) for batch, _ in microbatches]
+    return None if any(number is None for number in terms) else terms
+
+
+def what_needs_whole_batch(model: nn.Module, microbatch_size: int) -> str:
+    """Return what is known of a model by which microbatches do not give the step of the batch; empty for nothing.
+
+    Example:
+        >>> what_needs_whole_batch(torch.nn.BatchNorm1d(4), 8)
+        '1 of its layers normalizes by the samples of a microbatch (BatchNorm1d)'
+    """
+    if getattr(model, "loss_needs_whole_batch", False):
+        return f"the loss of {type(model).__name__} is no mean over samples (its loss_needs_whole_batch is True)"
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.training]
+    # Ghost batches are the same if no microbatch divides one.
+    layers = [layer for layer in layers if microbatch_size % getattr(layer, "ghost_batch_size", microbatch_size + 1)]
+    verb = "normalizes" if len(layers) == 1 else "normalize"
+    kind = layers and type(layers[0]).__name__
+    return f"{len(layers)} of its layers {verb} by the samples of a microbatch ({kind})" if layers else ""
 
 
 class MicrobatchSearch:
@@ -336,11 +364,16 @@ class MicrobatchSearch:
         """Return the size to try after one that does not fit in all processes; all of them must call it.
 
         Raises:
-            RuntimeError: A single sample does not fit.
+            RuntimeError: A single sample does not fit, or microbatches do not give the step of the batch.
         """
         # A process in which a single sample does not fit sends 0, so that all raise the error. One in which the batch
         # fits, perhaps a smaller one, does not limit the others.
         size = all_reduce_min(_NO_LIMIT if failure is None else (tried + 1) // 2 if tried > 1 else 0)
+        if size and (reason := what_needs_whole_batch(self._state.model, size)):
+            raise RuntimeError(
+                f"device_train_microbatch_size='auto' does not split batches where the step would be another one: "
+                f"{tried} samples do not fit into memory, and {reason}. Set a number to split them nevertheless."
+            ) from failure
         if not size:
             raise RuntimeError(
                 "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
