@@ -551,8 +551,7 @@ class Trainer(Assembly):
             stop_factor: The search ends early at a loss that is higher than the first one and so many times the lowest.
 
         Returns:
-            The rates and losses; ``search.suggestion`` is a first guess, ``search.suggestions`` has
-            those of several rules, and ``search.plot()`` draws all of this.
+            The rates and losses; ``search.suggestion`` is a first guess, and ``search.plot()`` draws them.
 
         Raises:
             ValueError: A value is out of range, there is no data, or the first loss is not finite.

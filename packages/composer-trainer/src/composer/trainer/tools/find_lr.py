@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,7 +16,7 @@ from composer.core.step import Step
 from composer.distributed import get_world_size
 from composer.functional.checks import check_interval, check_whole
 from composer.loggers.products import import_product
-from composer.loggers.values import aligned, html_table, smoothed
+from composer.loggers.values import smoothed
 from composer.trainer.data.order import make_order
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import prepare_batch
@@ -57,55 +56,21 @@ class LRSearch:
         return tuple(smoothed(self.losses, max(1, len(self.losses) // _WINDOW))) if self.losses else ()
 
     @property
-    def suggestions(self) -> dict[str, float]:
-        """The learning rates that several rules suggest; empty if no step decreases the smoothed loss.
+    def suggestion(self) -> float | None:
+        """The learning rate from which the smoothed loss stays below the middle between its first and lowest value.
 
-        - ``"halfway"``: from where the smoothed loss stays below the middle between its first and its lowest value.
-        - ``"steepest"``: where it decreases most, over a tenth of the steps.
-        - ``"valley"``: the middle of the longest sequence of steps, not only adjacent ones, of which each has a lower
-          loss than the one before.
-        - ``"minimum"``: a tenth of the rate with the lowest loss.
+        It is a first guess for a constant rate, and depends little on the batches; a schedule with a warm-up may start
+        from a larger one. None if no step decreases the smoothed loss.
         """
         values = self.smoothed
         lowest = values.index(min(values)) if values else 0
         if not lowest:
-            return {}
-        middle, reach = (values[0] + values[lowest]) / 2, max(1, len(values) // _WINDOW)
-        above = max(step for step in range(lowest) if values[step] > middle)
-        windows = [(max(0, step - reach), min(lowest, step + reach)) for step in range(lowest + 1)]
-        slopes = [(values[last] - values[first]) / (last - first) for first, last in windows]
-        descent = _longest_descent(values)
-        return {
-            "halfway": self.lrs[above + 1],
-            "steepest": self.lrs[slopes.index(min(slopes))],
-            "valley": self.lrs[descent[(len(descent) - 1) // 2]],
-            "minimum": self.lrs[lowest] / 10,
-        }
-
-    @property
-    def suggestion(self) -> float | None:
-        """The suggestion ``"halfway"``, which depends least on the batches; None if no step decreases the loss.
-
-        It is a first guess for a constant rate; a schedule with a warm-up may start from a larger one.
-        """
-        return self.suggestions.get("halfway")
-
-    def __str__(self) -> str:
-        """Return the rules with their learning rates as a table."""
-        return "\n".join([self._title(), *aligned([("rule", "learning rate"), *self._rows()])])
-
-    def _repr_html_(self) -> str:  # the method that notebooks call
-        return html_table(self._rows(), ("rule", "learning rate"), self._title())
-
-    def _rows(self) -> list[tuple[str, str]]:
-        return [(rule, f"{rate:.2g}") for rule, rate in self.suggestions.items()]
-
-    def _title(self) -> str:
-        ends = f"{len(self.lrs)} steps, from {self.lrs[0]:.2g} to {self.lrs[-1]:.2g}" if self.lrs else "no steps"
-        return f"Learning rate range test: {ends}"
+            return None
+        middle = (values[0] + values[lowest]) / 2
+        return self.lrs[max(step for step in range(lowest) if values[step] > middle) + 1]
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the loss over the learning rate, with the suggestions and the range between them.
+        """Plot the loss over the learning rate, with the suggestion.
 
         Args:
             ax: Axes to draw into; new axes if None.
@@ -121,29 +86,13 @@ class LRSearch:
         assert ax is not None
         ax.plot(self.lrs, self.losses, alpha=0.35, label="loss")
         ax.plot(self.lrs, self.smoothed, label="smoothed loss")
-        found = self.suggestions
-        if found:
-            ax.axvspan(min(found.values()), max(found.values()), color="gray", alpha=0.12, linewidth=0)
-        for (rule, rate), style in zip(found.items(), ("-", "--", "-.", ":"), strict=False):
-            ax.axvline(rate, color="gray", linestyle=style, label=f"{rule}: {rate:.2g}")
+        if self.suggestion is not None:
+            ax.axvline(self.suggestion, color="gray", label=f"suggestion: {self.suggestion:.2g}")
         low, high = min(self.smoothed), max(self.smoothed[0], self.losses[0])
         ax.set(xscale="log", xlabel="learning rate", ylabel="loss")
         ax.set_ylim(low - 0.1 * (high - low) - 1e-9, high + 0.5 * (high - low) + 1e-9)
         ax.legend()
         return ax
-
-
-def _longest_descent(values: Sequence[float]) -> list[int]:
-    """Return the places of the first longest decreasing subsequence."""
-    longest: list[int] = []
-    ends: list[float] = []  # the smallest ends of increasing subsequences of the negative values, by length
-    found: list[list[int]] = []
-    for step, value in enumerate(values):
-        place = bisect.bisect_left(ends, -value)
-        ends[place : place + 1] = [-value]
-        found[place : place + 1] = [[*(found[place - 1] if place else ()), step]]
-        longest = max(longest, found[place], key=len)
-    return longest
 
 
 def find_lr(
