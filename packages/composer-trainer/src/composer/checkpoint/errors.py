@@ -30,8 +30,27 @@ class CheckpointError(ValueError):
 class MissingCheckpointError(CheckpointError, FileNotFoundError):
     """There is no checkpoint of this path."""
 
-    def __init__(self, path: object) -> None:
-        super().__init__(path, "does not exist.")
+    def __init__(self, path: object, reason: str = "does not exist.") -> None:
+        super().__init__(path, reason)
+
+
+class OtherReleaseError(CheckpointError):
+    """Another release wrote the checkpoint, and this one cannot read it; it is neither replaced nor deleted.
+
+    Args:
+        path: Its manifest.
+        reason: Why it cannot be read, as the rest of the sentence.
+        run_name: The run that saved it; None if the manifest does not state it.
+        release: The release that wrote it.
+
+    Example:
+        >>> str(OtherReleaseError("ep1-ba5/manifest.json", "is of format 2.", None, "0.9"))
+        'ep1-ba5/manifest.json is of format 2. It was written by composer-trainer 0.9; load it with that release.'
+    """
+
+    def __init__(self, path: object, reason: str, run_name: str | None, release: str) -> None:
+        self.run_name = run_name
+        super().__init__(path, f"{reason} It was written by composer-trainer {release}; load it with that release.")
 
 
 class CheckpointMismatchError(CheckpointError):

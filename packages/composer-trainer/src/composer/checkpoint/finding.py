@@ -20,7 +20,7 @@ from pathlib import Path
 
 import attrs
 
-from composer.checkpoint.errors import CheckpointError, MissingCheckpointError
+from composer.checkpoint.errors import CheckpointError, MissingCheckpointError, OtherReleaseError
 from composer.checkpoint.folder import MANIFEST, TENSORS, Folder, Manifest, is_remote, local_path, split_path
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.reading import OpenCheckpoint
@@ -40,6 +40,7 @@ class FoundCheckpoint:
         name: Its name in the folder.
         manifest: Its manifest; None if it is incomplete or damaged.
         problem: What is wrong with it, as a sentence; None if nothing is.
+        error: The error with this sentence.
 
     Example:
         >>> FoundCheckpoint("runs/ep1-ba5", "ep1-ba5", None, "runs/ep1-ba5/manifest.json is missing.").is_complete
@@ -50,6 +51,7 @@ class FoundCheckpoint:
     name: str
     manifest: Manifest | None
     problem: str | None
+    error: CheckpointError | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -79,7 +81,7 @@ def find_checkpoints(folder: str | os.PathLike[str] | Folder) -> list[FoundCheck
         try:
             found.append(FoundCheckpoint(opened.at(name), name, opened.manifest(name), None))
         except CheckpointError as error:
-            found.append(FoundCheckpoint(opened.at(name), name, None, str(error)))
+            found.append(FoundCheckpoint(opened.at(name), name, None, str(error), error))
     return sorted(found, key=_order)
 
 
@@ -298,10 +300,18 @@ def without_any(folder: Folder) -> CheckpointError:
 
 
 def candidates(opened: Folder, run_name: str | None, *, weights_only: bool | None) -> list[FoundCheckpoint]:
-    """Return the checkpoints of a run, and those whose run is unknown as they are damaged, the newest first."""
+    """Return the checkpoints of a run, and those whose run is unknown as they are damaged, the newest first.
+
+    Raises:
+        OtherReleaseError: Another release has written one of the run, which may be newer than those listed.
+    """
+    found = find_checkpoints(opened)
+    for error in (one.error for one in found):
+        if isinstance(error, OtherReleaseError) and (run_name is None or error.run_name in (None, run_name)):
+            raise error
     return [
         checkpoint
-        for checkpoint in reversed(find_checkpoints(opened))
+        for checkpoint in reversed(found)
         if (manifest := checkpoint.manifest) is None
         or (run_name in (None, manifest.run_name) and weights_only in (None, manifest.weights_only))
     ]

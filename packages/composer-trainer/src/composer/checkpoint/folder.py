@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,7 +27,7 @@ import attrs
 import xxhash
 from attrs.validators import ge, lt, matches_re
 
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, MissingCheckpointError, OtherReleaseError
 from composer.core import Timestamp
 from composer.core.checks import abridged, shortened
 from composer.core.serialization import from_data
@@ -121,6 +122,10 @@ class Manifest:
         data = read_json(content, path)
         if data.pop("format", None) != FORMAT:
             raise CheckpointError(path, "is not the manifest of a composer checkpoint: its 'format' is missing.")
+        # Before the checksum, which another format may compute in another way.
+        number = data.get("format_version")
+        if type(number) is int and number != FORMAT_VERSION:
+            raise _unreadable(path, data, f"is of format {number}, and this release reads format {FORMAT_VERSION}.")
         data.pop("sha256", None)
         try:
             # Byte for byte: the JSON of another program may mean the same and is rejected.
@@ -129,15 +134,12 @@ class Manifest:
             is_unchanged = False
         if not is_unchanged:
             raise CheckpointError(path, "has been changed since it was written: its checksum is not that of its text.")
-        version = data.pop("format_version", None)
-        if type(version) is not int or version != FORMAT_VERSION:
-            raise CheckpointError(
-                path, f"is of format {version!r}, and this release of composer-trainer reads format {FORMAT_VERSION}."
-            )
+        if type(data.pop("format_version", None)) is not int:
+            raise CheckpointError(path, f"is of format {number!r}, which is no number.")
         try:
             manifest: Manifest = from_data(data, cls, "it")
         except ValueError as error:
-            raise CheckpointError(path, f"is not valid: {error}") from None
+            raise _unreadable(path, data, f"is not valid: {error}") from None
         if not manifest.files:
             raise CheckpointError(path, "is not valid: files is empty.")
         return manifest
@@ -282,6 +284,14 @@ def foreign_files(names: Iterable[str]) -> list[str]:
     return sorted(name for name in others if not name.startswith(".") and not TENSORS.fullmatch(name))
 
 
+def _unreadable(path: object, data: dict[str, Any], reason: str) -> CheckpointError:
+    """Return the error of a manifest that was not damaged, unless this release has written it."""
+    run_name, release = data.get("run_name"), dictionary(data.get("versions")).get("composer-trainer")
+    if data.get("format_version", FORMAT_VERSION) == FORMAT_VERSION and release in (None, version("composer-trainer")):
+        return CheckpointError(path, reason)
+    return OtherReleaseError(path, reason, run_name if isinstance(run_name, str) else None, str(release)[:40])
+
+
 def _signed(data: dict[str, Any]) -> bytes:
     return write_json(data | {"sha256": hashlib.sha256(write_json(data)).hexdigest()})
 
@@ -361,12 +371,12 @@ class Folder(ABC):
         """
         del draft
 
-    def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
+    def set_aside(self, name: str, *, for_link: bool = False, anyway: bool = False) -> str | None:
         """Rename what a checkpoint, or a link, cannot replace, and return its new path; None if there is nothing.
 
         A remote folder has no rename, and incomplete checkpoints are replaced.
         """
-        del name, for_link
+        del name, for_link, anyway
         return None
 
     def manifest(self, name: str) -> Manifest:
@@ -375,12 +385,7 @@ class Folder(ABC):
         Files that the manifest does not list are ignored with a warning.
         """
         sizes = self.sizes(name)
-        size, path = sizes.pop(MANIFEST, None), f"{self.at(name)}/{MANIFEST}"
-        if size is None:
-            raise CheckpointError(path, "is missing, so this is no checkpoint, or one that was not finished.")
-        if size > MAX_MANIFEST_BYTES:
-            raise CheckpointError(path, f"is larger than any manifest ({MAX_MANIFEST_BYTES} bytes).")
-        manifest = Manifest.from_bytes(self._read_file(name, MANIFEST, size), path)
+        manifest = self.unchecked_manifest(name, sizes)
         for file, record in manifest.files.items():
             path = f"{self.at(name)}/{file}"
             if file not in sizes:
@@ -391,7 +396,7 @@ class Folder(ABC):
                 raise CheckpointError(
                     path, f"has {sizes[file]} bytes, and the manifest lists {record.size}: it was cut off or replaced."
                 )
-        if unknown := sorted(sizes.keys() - manifest.files.keys()):
+        if unknown := sorted(sizes.keys() - {MANIFEST, *manifest.files}):
             shown = abridged(", ".join(map(repr, unknown)))
             warnings.warn(
                 f"{self.at(name)} contains files that its manifest does not list, and they are ignored: {shown}.",
@@ -399,6 +404,15 @@ class Folder(ABC):
                 stacklevel=3,
             )
         return manifest
+
+    def unchecked_manifest(self, name: str, sizes: Mapping[str, int | None]) -> Manifest:
+        """Return a checkpoint's manifest without comparing the other files with it."""
+        size, path = sizes.get(MANIFEST), f"{self.at(name)}/{MANIFEST}"
+        if size is None:
+            raise MissingCheckpointError(path, "is missing, so this is no checkpoint, or one that was not finished.")
+        if size > MAX_MANIFEST_BYTES:
+            raise CheckpointError(path, f"is larger than any manifest ({MAX_MANIFEST_BYTES} bytes).")
+        return Manifest.from_bytes(self._read_file(name, MANIFEST, size), path)
 
     def foreign(self, name: str) -> list[str]:
         """Return which files in a checkpoint are not ours; see :func:`foreign_files`."""

@@ -203,16 +203,17 @@ class LocalFolder(Folder):
     def _temporary(self, name: str) -> Path:
         return self.path / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
 
-    def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
+    def set_aside(self, name: str, *, for_link: bool = False, anyway: bool = False) -> str | None:
         """Rename what a checkpoint cannot replace to a hidden name, and return its new path; None if there is nothing.
 
         Args:
             name: The name of the checkpoint to be written.
             for_link: Whether a link is to be written, which can replace anything but a folder.
+            anyway: Whether also a checkpoint that can be replaced is renamed.
         """
         target = self._place(name)
         is_folder = target.is_dir() and not target.is_symlink()
-        if not (is_folder if for_link else self._obstacle(name)):
+        if not (anyway or (is_folder if for_link else self._obstacle(name))):
             return None
         aside = self.path / f".{name}.aside-{secrets.token_hex(4)}"
         with _saving(target, "what has its name cannot be renamed: "):

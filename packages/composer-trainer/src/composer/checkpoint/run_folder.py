@@ -137,6 +137,7 @@ class RunFolder:
     _copies_before: list[FoundCheckpoint] = attrs.field(factory=list, init=False)
     _continues: bool = attrs.field(default=False, init=False)
     _lock: FolderLock | None = attrs.field(default=None, init=False)
+    _since: Timestamp = attrs.field(factory=Timestamp, init=False)
 
     def open(self, names: Names, state: State, *, continues: bool) -> Folder:
         """Return the folder; if it is not open, create and lock it, and delete what killed processes have left.
@@ -163,7 +164,7 @@ class RunFolder:
                 _check_no_later_ones(folder, state.timestamp)
                 for place in names.folders_of_copies():
                     _check_no_later_ones(open_folder(place), state.timestamp, state.run_name)
-            self.opened, self._continues = folder, continues
+            self.opened, self._continues, self._since = folder, continues, state.timestamp
         return self.opened
 
     def forget(self) -> None:
@@ -199,14 +200,26 @@ class RunFolder:
         return [] if self.keep_best is None else self.keep_best.best(in_order)
 
     def prepare(self, folder: Folder, name: str, *, for_link: bool = False) -> None:
-        """Set aside what has the name of the next checkpoint, or link, and cannot be replaced, if the run continues."""
-        aside = folder.set_aside(name, for_link=for_link) if self._continues else None
+        """Set aside what has the name of the next checkpoint, or link, and is not to be replaced, if the run continues.
+
+        Beside what cannot be replaced this is a damaged checkpoint, before which the run has resumed.
+        """
+        is_damaged = self._continues and not for_link and self._is_damaged(folder, name)
+        aside = folder.set_aside(name, for_link=for_link, anyway=is_damaged) if self._continues else None
         if aside is not None:
             _log.warning(
-                "autoresume: %s has the name of the next checkpoint and is not one that can be replaced: it is now %s.",
+                "autoresume: %s has the name of the next checkpoint and is not to be replaced: it is now %s.",
                 folder.at(name),
                 aside,
             )
+
+    def _is_damaged(self, folder: Folder, name: str) -> bool:
+        if folder.at(name) in self.saved or not folder.exists(name):
+            return False
+        try:
+            return clock_order(folder.manifest(name).timestamp) > clock_order(self._since)
+        except CheckpointError:
+            return True
 
     def finish(self, folder: Folder, names: Names, manifest: Manifest) -> None:
         """List a written checkpoint, update the links to the latest and best, copy it, and delete old ones.

@@ -90,9 +90,9 @@ class CheckpointSaver(Callback):
             in the data; called with ``weights_only``.
         extra: A function that returns plain data and tensors to save in place of those, if it is set.
         uploaders: Functions that return the URL of a copy for ``remote_file_name``, until the next run.
-        continues: Whether the run has resumed from the newest undamaged checkpoint of the folder. Later checkpoints,
-            which are damaged, are then replaced by those of the same names, and otherwise ignored. Anything else with
-            the name of the next checkpoint, such as an incomplete folder, gets a hidden name, which is logged.
+        continues: Whether the run has resumed from the newest undamaged checkpoint of the folder. Later ones,
+            which are damaged, and anything else that has the name of the next checkpoint, such as an incomplete folder,
+            then get hidden names, which are logged.
 
     Raises:
         TypeError: A setting is of the wrong type.

@@ -26,7 +26,7 @@ import attrs
 import torch
 
 from composer.checkpoint.contents import IgnoreKeys, contents_of, metric_values, reject_fsdp1
-from composer.checkpoint.errors import NOT_SAVED, CheckpointError, CheckpointSaveError
+from composer.checkpoint.errors import NOT_SAVED, CheckpointError, CheckpointSaveError, OtherReleaseError
 from composer.checkpoint.folder import (
     LAYOUT,
     MAX_STATE_BYTES,
@@ -308,7 +308,7 @@ class _JointSave:
         draft, outcome, own_error = "", Message(), None
         try:
             prepare()
-            manifest = None if overwrite else self._existing()
+            manifest = self._existing(overwrite=overwrite)
             if manifest is None:
                 draft = self.folder.begin(self.name)
                 self._send_all("draft", Message(draft=draft))
@@ -355,19 +355,25 @@ class _JointSave:
         except Exception as error:  # noqa: BLE001  (raised when all know of it)
             return Message.of(error, self.snapshot.writers.rank), error
 
-    def _existing(self) -> Manifest | None:
+    def _existing(self, *, overwrite: bool) -> Manifest | None:
         """Return the manifest of an undamaged checkpoint of the same run and moment; None if nothing has to be kept.
 
         Raises:
-            CheckpointSaveError: Another checkpoint has the name.
+            CheckpointSaveError: Another checkpoint has the name, and must not be replaced; one of another release never
+                is.
         """
         folder, name, manifest = self.folder, self.name, self.snapshot.manifest
         if not folder.exists(name):
             return None
         try:
+            if overwrite:
+                folder.unchecked_manifest(name, folder.sizes(name))
+                return None
             existing = folder.manifest(name)
             folder.check(name, existing)
             saved = folder.data(name, existing)
+        except OtherReleaseError as error:
+            raise CheckpointSaveError(folder.at(name), f"one of another release has its name: {error}") from None
         except CheckpointError:
             return None
         if _identity(existing) == _identity(manifest):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs.validators import optional
 
-from composer.checkpoint import KeepBest, LoadedCheckpoint, find_checkpoints
+from composer.checkpoint import CheckpointError, KeepBest, LoadedCheckpoint, find_checkpoints
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys
+from composer.checkpoint.errors import LaterCheckpointError, MissingCheckpointError, OtherReleaseError
 from composer.checkpoint.finding import agreed_newest, agreed_path, clock_order
 from composer.checkpoint.folder import Manifest, check_folder
 from composer.checkpoint.loading import LoadRequest
@@ -137,6 +138,7 @@ class Loading:
             if newest is not None:
                 return newest
         with failing_in_all_processes("Looking for checkpoints"):
+            _check_begins_anew(places, run_name)
             own = [one for place in places for one in _manifests(place, run_name)]
         if any(one.weights_only for one in own):
             _log.warning(
@@ -147,6 +149,25 @@ class Loading:
         elif self.path is None:
             _log.warning("autoresume: there is no checkpoint of %r yet; starting from the beginning.", run_name)
         return None
+
+
+def _check_begins_anew(places: Sequence[str], run_name: str) -> None:
+    """Raise an error if a run without a checkpoint to resume from has damaged ones, or those of other runs."""
+    for place in places:
+        for one in find_checkpoints(place):
+            manifest = one.manifest
+            if isinstance(one.error, OtherReleaseError):
+                raise one.error
+            is_own = manifest is not None and manifest.run_name == run_name and not manifest.weights_only
+            if is_own or (manifest is None and not isinstance(one.error, MissingCheckpointError)):
+                raise CheckpointError(
+                    place,
+                    f"has checkpoints and none that run {run_name!r} can resume from: {one.name} is damaged. Move them "
+                    "elsewhere to train from the beginning.",
+                )
+    for one in find_checkpoints(places[0]):
+        if one.manifest is not None and one.manifest.run_name != run_name and one.manifest.timestamp.batch > 0:
+            raise LaterCheckpointError(places[0], one.name, one.manifest.run_name, 0)
 
 
 def _newest_first(places: list[str], run_name: str) -> list[str]:
