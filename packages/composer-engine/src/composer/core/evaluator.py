@@ -40,7 +40,8 @@ def evaluate_periodically(eval_interval: Time | str | int, eval_at_fit_end: bool
 
     Args:
         eval_interval: The interval; a whole number is in epochs, 0 disables evaluation.
-        eval_at_fit_end: Whether to evaluate also when training ends between two intervals.
+        eval_at_fit_end: Whether to evaluate also when training ends between two intervals, unless
+            ``state.stop_training()`` has ended it.
 
     Example:
         >>> evaluate_periodically("10ba")

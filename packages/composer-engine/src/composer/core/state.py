@@ -362,10 +362,10 @@ class State(FormerState):
         return elapsed.value >= moment.value
 
     def stop_training(self, reason: str | None = None) -> None:
-        """End the training after this batch. The reason is for its result; None names the calling function."""
+        """End the training after this batch, or when all processes have agreed; None as reason names the caller."""
         self.stop_reason = reason or f"state.stop_training() called by {calling_function()}"
-        # A duration that is reached already, in a unit that every loop counts.
-        self._max_duration = self.timestamp.batch
+        if self.gather is None:  # a duration that is reached already, in a unit that every loop counts
+            self._max_duration = self.timestamp.batch
 
     def compute_outputs(self, batch: Batch) -> Any:
         """Return the model's outputs for a batch."""

@@ -58,13 +58,13 @@ class BatchShare:
         counted: Number of elements that the loss is the mean of, such as tokens with a target; samples by default.
         microbatches: Number of microbatches, the largest one of several processes.
         seconds: Time since the last batch, the mean of several processes.
-        stop: Whether to stop after this batch.
+        stop: Whether to stop after this batch: 1 if ``stop_training`` was called, 2 after a signal, else 0.
         has_terms: Whether the model counts the elements that its loss is the mean of, in one of the processes.
         terms_disagree: Whether it does so in some of several processes only, for which ``BatchWeights.totals()`` raises
             an error in all of them.
 
     Example:
-        >>> BatchShare.of([BatchShare(samples=3), BatchShare(samples=5, stop=True)]).samples
+        >>> BatchShare.of([BatchShare(samples=3), BatchShare(samples=5, stop=1)]).samples
         8
     """
 
@@ -73,7 +73,7 @@ class BatchShare:
     counted: float = attrs.field(default=attrs.Factory(lambda self: self.samples, takes_self=True))
     microbatches: int = 1
     seconds: float = 0.0
-    stop: bool = False
+    stop: int = 0
     has_terms: bool = False
     terms_disagree: bool = False
 
@@ -87,7 +87,7 @@ class BatchShare:
             counted=sum(one.counted for one in different),
             microbatches=int(max(one.microbatches for one in shares)),
             seconds=sum(one.seconds for one in shares) / len(shares),
-            stop=any(one.stop for one in shares),
+            stop=int(max(one.stop for one in shares)),
             has_terms=any(one.has_terms for one in shares),
             terms_disagree=len({bool(one.has_terms) for one in shares}) > 1,
         )

@@ -221,7 +221,7 @@ class BatchGradients:
         # them and cleared batch_counts; and the tokens that are trained on, as algorithms may have shortened sequences.
         samples = self.num_samples if self._batches.position.last_batch_counts else 0
         tokens = self._spec.get_num_tokens_in_batch(state.batch) if samples else 0
-        stop = self._signals.received is not None
+        stop = 2 if self._signals.received is not None else int(state.stop_reason is not None)
         share = BatchShare(samples, tokens, samples, microbatches, stop=stop, has_terms=has_terms)
         if parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
             share.counted = self._count_elements(state.batch) if state.batch_counts else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from composer.core import Event
-from composer.trainer.stopping import Stopped
+from composer.trainer.stopping import Stopped, agree_on_stop
 
 if TYPE_CHECKING:
     from composer.trainer.run import Run
@@ -28,7 +28,8 @@ def train(run: Run) -> None:
     run.begin()
     try:
         _train_epochs(run)
-        run.evaluate_if_due(Event.FIT_END)
+        if not run.is_stopped:  # a resumed run continues without an evaluation here
+            run.evaluate_if_due(Event.FIT_END)
         run.log_train_metrics()  # of an epoch that is not complete
     except Stopped:  # a resumed run continues there
         state.stop_reason = "stopped by a signal"
@@ -64,6 +65,7 @@ def _train_epochs(run: Run) -> None:
         run.evaluate_if_due(Event.EPOCH_END)
         event("epoch_checkpoint")
         _end_iteration_if_done(run)
+        agree_on_stop(run.state)
 
 
 def _end_iteration_if_done(run: Run) -> None:

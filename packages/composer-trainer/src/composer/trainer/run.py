@@ -25,7 +25,7 @@ from composer.distributed import GlobalBatch
 from composer.distributed.samplers import END
 from composer.trainer.evaluation.metrics import log_train_metrics
 from composer.trainer.gradients import BatchGradients
-from composer.trainer.stopping import Stopped, StopSignals
+from composer.trainer.stopping import Stopped, StopSignals, agree_on_stop, end_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +100,11 @@ class Run:
         """Whether an algorithm or a callback has set another end than the call of ``fit``, also an equal one."""
         return self.state.max_duration is not self.end
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether ``state.stop_training`` has ended the training before the end that the call of ``fit`` has set."""
+        return self.state.stop_reason is not None and self.end is not None and not self.state.has_reached(self.end)
+
     def training_is_over(self) -> bool:
         """Return whether the training has reached its length.
 
@@ -124,6 +129,7 @@ class Run:
         self.resume_state.begin()
         self.state.dataloader_len = self.batches.position.length
         self.clock.elapsed()  # the time before is not training time
+        agree_on_stop(self.state)
 
     def begins_epoch(self) -> bool:
         """Return whether the epoch has no finished batch."""
@@ -185,13 +191,15 @@ class Run:
         """Advance the clock and the learning rates by a batch."""
         totals, self.state.microbatch = self._totals, -2
         self._is_in_batch = False
-        if totals.stop:
+        if totals.stop == 2:  # a signal
             self.signals.is_agreed = True
         # Clocks of several processes must agree: the time of a batch is counted with the next one.
         microseconds = round(totals.seconds * 1e6) if self.parallel.is_connected else self.clock.elapsed()
         self.clock.count_batch(totals.samples, totals.tokens, microseconds)
         if self.schedules.every_batch:
             self._step_schedulers(self.schedules.every_batch)
+        if totals.stop == 1 and self.parallel.is_connected:
+            end_here(self.state)
 
     def count_epoch(self) -> None:
         """Advance the clock and the learning rates by an epoch, and log its training metrics."""
@@ -231,7 +239,8 @@ class Run:
         """
         if self.state._evaluators:  # noqa: SLF001  (see training_is_over)
             with self.clock.paused():
-                self._evaluations.run_if_due(self.engine, event, self.signals, self.resume_state.interrupted)
+                undone = self.resume_state.interrupted
+                self._evaluations.run_if_due(self.engine, event, self.signals, undone, self.end)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics, which can be read until the next epoch begins, and after the training."""

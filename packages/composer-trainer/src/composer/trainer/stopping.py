@@ -19,11 +19,14 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from composer.distributed import all_reduce_min, any_rank, get_world_size
 from composer.distributed.failures import lost_processes, report_failure
 from composer.distributed.samplers import END
+
+if TYPE_CHECKING:
+    from composer.core import State
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,18 @@ connections, which is earlier, so that only a process that hangs is still comput
 _STDERR = 2
 
 T = TypeVar("T")
+
+
+def agree_on_stop(state: State) -> None:
+    """End the training here if one of several processes has called ``stop_training``; all processes must call this."""
+    if state.gather is not None and any_rank(state.stop_reason is not None):
+        end_here(state)
+
+
+def end_here(state: State) -> None:
+    """End the training at the present batch, as all processes have agreed."""
+    state.stop_reason = state.stop_reason or "another process called state.stop_training()"
+    state.max_duration = state.timestamp.batch
 
 
 class Stopped(RuntimeError):  # noqa: N818  (a signal is no error)

@@ -53,7 +53,7 @@ from composer.trainer.data.batches import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
 from composer.trainer.resume.contract import load_objects, objects_to_evaluate, save_objects
-from composer.trainer.stopping import Stopped, StopSignals
+from composer.trainer.stopping import Stopped, StopSignals, agree_on_stop
 
 Loader: TypeAlias = Iterable[Any] | DataSpec
 EvalData: TypeAlias = Loader | Evaluator | Sequence[Evaluator]
@@ -128,7 +128,9 @@ class Evaluations:
             self.install(state)
         state.eval_metrics = {label: own for label, own in state.eval_metrics.items() if label in self.labels()}
 
-    def run_if_due(self, engine: Engine, event: Event, signals: StopSignals, stopped: dict[Event, list[str]]) -> None:
+    def run_if_due(
+        self, engine: Engine, event: Event, signals: StopSignals, stopped: dict[Event, list[str]], end: Time | None
+    ) -> None:
         """Evaluate with the evaluators that are due at an event.
 
         Args:
@@ -136,18 +138,23 @@ class Evaluations:
             event: Where.
             signals: Those that stop the evaluation.
             stopped: The labels of the evaluators that a signal has left undone, by event; **changed in place**.
+            end: The end of the training without a call of ``stop_training``, of which intervals in ``"dur"`` are parts.
 
         Raises:
             Stopped: A signal has stopped the evaluation, or the training before it.
         """
-        state, undone = engine.state, stopped.pop(event, None)
-        due = [one for one in due_evaluators(state, event) if undone is None or one.label in undone]
+        planned, undone = engine.state, stopped.pop(event, None)
+        if planned.stop_reason is not None:
+            planned = copy.copy(planned)
+            planned.max_duration = end
+        due = [one for one in due_evaluators(planned, event) if undone is None or one.label in undone]
         if not due:
             return
         results: dict[str, Any] = {}
         try:
             signals.check()
             evaluate(engine, due, self.subset_num_batches, signals, results)
+            agree_on_stop(engine.state)
         except Stopped:
             stopped[event] = [one.label for one in due if one.label not in results]
             raise

@@ -34,6 +34,7 @@ from composer.trainer.reproducibility import configure_deterministic_mode, expla
 from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
 from composer.trainer.settings.compute import check_microbatch_size
+from composer.trainer.stopping import agree_on_stop
 from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class Assembly:
             settings.loading.load(self.engine, self._resume_state, passes, settings.saving.save_folder)
             self._data.install(state)  # the order of the data depends on the seed, which is that of the saved run
         self.engine.run_event(Event.AFTER_LOAD)
+        agree_on_stop(state)
         # The processes may have drawn different weights.
         if not is_sharded(state.model):
             broadcast_model(state.model)
