@@ -55,8 +55,8 @@ from composer.trainer.tools.dry_run import check_dry_run, dry_run_settings, shor
 from composer.trainer.tools.environment import warn_of_mosaicml
 from composer.trainer.tools.find_lr import LRSearch, find_lr
 from composer.trainer.tools.hyperparameters import given_arguments
+from composer.trainer.tools.memory import summarize
 from composer.trainer.tools.names import missing_attribute, suggests_names
-from composer.trainer.tools.summary import ModelSummary, summarize
 
 if TYPE_CHECKING:
     import os
@@ -521,16 +521,21 @@ class Trainer(Assembly):
             collected = predict(self.engine, spec, subset, signals, collect=return_outputs, targets=with_targets)
         return collected.joined() if join else collected.outputs
 
-    def summary(self, sample_input: Any = None, *, max_depth: int = 3) -> ModelSummary:
-        """Compute one batch and return the layers, their shapes and parameters, and the memory; prints as a table.
+    def summary(self, sample_input: Any = None, *, max_depth: int = 3) -> Any:
+        """Compute one batch, and return the layers, their shapes and parameters as a table of torchinfo.
 
-        No algorithm runs at its events. The model and all generators are left as they were, bit for bit.
+        No algorithm runs at its events. The model and all generators are left as they were, bit for bit. For the memory
+        of a step see :func:`~composer.trainer.estimate_memory`.
 
         Args:
             sample_input: A batch as the model's ``forward`` takes it; the first microbatch to train on if None.
             max_depth: How many levels of modules are listed below the model.
 
+        Returns:
+            A ``torchinfo.ModelStatistics``, which prints as a table.
+
         Raises:
+            ModuleNotFoundError: torchinfo is not installed.
             ValueError: There is no batch, or the model is sharded, as by ``parallelism_config={"fsdp": {}}`` in a fit.
         """
         return summarize(self.state, self._data.spec, sample_input, max_depth=max_depth)
