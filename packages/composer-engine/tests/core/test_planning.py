@@ -1,6 +1,7 @@
 """The plan: what runs when, and conflicts."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -240,6 +241,15 @@ class TestChecks:
 
         assert len(plan.warnings) == 1
         assert "A and B all interpolate the loss" in plan.warnings[0]
+
+    def test_files_that_others_have_left_open_are_not_warnings_of_the_plan(self, make):
+        """A pass during which the garbage collector closes a file gives no warning."""
+
+        def collecting(algorithms, event):
+            Path(__file__).open()  # noqa: SIM115  (it is closed at once)
+            return algorithms
+
+        assert explain([make.algorithm("A", {"batch_end": Stage.LOSS})], (), [collecting]).warnings == ()
 
 
 class TestData:

@@ -96,6 +96,7 @@ def build_plan(
     # Passes run once for each event. Their warnings become a part of the plan, each of them once.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # of what the garbage collector finds in the meantime
         for event in Event:
             ordered = apply_passes([one for one in algorithms if _runs_at(one, event)], event, passes)
             called = [
