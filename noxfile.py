@@ -21,19 +21,20 @@ nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["tests", "integration", "lint", "types", "imports", "docs"]
+nox.options.sessions = ["tests", "integration", "streaming", "lint", "types", "imports", "docs"]
 
 ROOT = Path(__file__).parent
 PACKAGES = ["functional", "engine", "models", "trainer"]
 PYTHONS = ["3.11", "3.12", "3.13"]
 CONSTRAINTS = "constraints.txt"
 EXAMPLES = ["cloudpickle", "matplotlib", "optuna", "rich", "scikit-learn", "scipy"]
+LOADERS = ["datasets", "webdataset"]
 TOOLS = {
     "tests": ["pytest-xdist>=3.8"],
     "hosts": ["jsonargparse[signatures]", "trl"],
     "ray": ["ray[train]"],
     # hatchling builds editable installations with editables; tests build offline, from the cache.
-    "together": ["accelerate", "editables", "import-linter", "lightning", "pytorch-ignite", "uv"],
+    "together": ["accelerate", "editables", "import-linter", "lightning", "pytorch-ignite", "uv", *LOADERS],
     "site": ["myst-parser", "pydata-sphinx-theme", "selenium", "sphinx", "sphinx-copybutton", "sphinx-design"],
     "lint": ["ruff"],
     "types": ["mypy", "types-tqdm"],
@@ -118,8 +119,8 @@ def streaming(session: nox.Session) -> None:
     # It allows only older versions of other libraries than those pinned.
     pins = only_torch(session)
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), "mosaicml-streaming", pins=pins)
-    tests = "packages/composer-trainer/tests/trainer/data/test_streaming.py"
-    session.run(*PYTEST, tests, *session.posargs, env=TEST_ENV)
+    tests = ["packages/composer-trainer/tests/trainer/data/test_streaming.py", "tests/laws"]
+    session.run(*PYTEST, *tests, "-k", "streaming", *session.posargs, env=TEST_ENV)
 
 
 @nox.session(python=PYTHONS[0])

@@ -20,6 +20,7 @@ MODULES = [
     "composer.profiler",
     "composer.trainer",
     "composer.trainer.reproducibility",
+    "composer.trainer.testing",
 ]
 SYMBOLS = [(module, name) for module in MODULES for name in importlib.import_module(module).__all__]
 OWN = [
