@@ -104,7 +104,7 @@ class TestLoss:
         model, batch = HuggingFaceModel(make_model(kind)), make_batch(kind)
         outputs = model(batch)
 
-        assert model.loss(outputs, batch) is outputs["loss"]
+        assert torch.equal(model.loss(outputs, batch), outputs["loss"])
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_replaced_labels(self, kind, make_model, make_batch):
@@ -175,6 +175,22 @@ class TestLoss:
 
         with pytest.raises(ValueError, match=r"labels of shape \(8, 3\) do not fit the logits of shape \(8, 2\)"):
             model.loss(model(batch), {"labels": torch.zeros(8, 3)})
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "masked", "t5"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_batch_without_labels(kind, smoothing, make_model, make_batch):
+    """If all labels are ignored, the loss is 0 and has gradients of 0."""
+    model, batch = HuggingFaceModel(make_model(kind)).train(), make_batch(kind)
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    model._label_smoothing = smoothing
+    outputs = model(batch)
+
+    loss = model.loss(outputs, batch)
+    loss.backward()
+
+    assert loss == 0
+    assert not any(parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
 
 
 class TestFurtherLosses:

@@ -1,6 +1,7 @@
 """What a run computes and counts in each batch."""
 
 import contextlib
+import copy
 import signal
 import time
 
@@ -14,10 +15,11 @@ from composer import Trainer
 from composer.algorithms import SeqLengthWarmup
 from composer.checkpoint import find_checkpoints
 from composer.core import Callback, DataSpec, Evaluator, Event, State
+from composer.functional import soft_cross_entropy
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerModel
 from composer.trainer.run import TrainingClock
-from fixtures import make_loader, small_run
+from fixtures import make_classifier, make_loader, small_run, trained
 from fixtures.processes import run_processes
 
 
@@ -420,9 +422,10 @@ from composer.models import ComposerClassifier
 from composer.trainer import Trainer
 
 generator = torch.Generator().manual_seed(0)
-inputs, targets = torch.randn(16, 4, generator=generator), torch.randint(3, (16,), generator=generator)
+inputs, targets = torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
+targets[16:] = -100
 parts = [(0, 3), (3, 8)][get_global_rank() :][:1] if get_world_size() > 1 else [(0, 8)]
-batches = [(inputs[first + a : first + b], targets[first + a : first + b]) for first in (0, 8) for a, b in parts]
+batches = [(inputs[first + a : first + b], targets[first + a : first + b]) for first in (0, 8, 16) for a, b in parts]
 torch.manual_seed(0)
 model = ComposerClassifier(torch.nn.Linear(4, 3), num_classes=3)
 trainer = Trainer(model=model, train_dataloader=batches, optimizers=torch.optim.SGD(model.parameters(), 0.1),
@@ -433,15 +436,38 @@ trainer.fit()
 
 
 def test_losses_in_callbacks_of_several_processes(tmp_path):
-    """After a batch of 3 and 5 samples, callbacks of both processes read the mean over 8 samples, also without logs."""
+    """After a batch of 3 and 5 samples, callbacks of both processes read the mean over 8 samples, also without logs.
+
+    It is 0 for a batch without a label.
+    """
     program = tmp_path / "program.py"
     program.write_text(LOSSES)
 
     expected = [float(each) for each in run_processes(program, 1)[0].split()]
 
-    assert len(set(expected)) == 2  # of two batches, each read twice
+    assert len(set(expected)) == 3  # of three batches, each read twice
+    assert expected[-2:] == [0, 0]
     for printed in run_processes(program, 2):
         assert [float(each) for each in printed.split()] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "loss_fn", [soft_cross_entropy, nn.CrossEntropyLoss(ignore_index=1), nn.functional.cross_entropy]
+)
+@pytest.mark.parametrize("size", [None, 2])
+def test_batch_without_labels(loss_fn, size):
+    """If all labels are ignored, the loss is 0 and no weight changes, whether the batch is split or not."""
+    ignored = 1 if isinstance(loss_fn, nn.Module) else -100
+    batches, memory = [(torch.randn(4, 4), torch.full((4,), ignored))], InMemoryLogger()
+    model = make_classifier(nn.Linear(4, 3), loss_fn=loss_fn)
+    before = copy.deepcopy(model.state_dict())
+
+    trained(
+        model=model, train_dataloader=batches, max_duration="1ep", loggers=memory, device_train_microbatch_size=size
+    )
+
+    assert [float(loss) for _, loss in memory.data["loss/train/total"]] == [0]
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
 
 
 def test_metrics_at_the_end_of_an_epoch(tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from composer.functional import soft_cross_entropy
-from composer.loss._calling import as_function, call_loss, is_sum
+from composer.loss._calling import as_function, call_loss, count_terms, is_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,11 +243,14 @@ def compute_loss(
     smoothing: float = 0.0,
     **kwargs: Any,
 ) -> Tensor:
-    """Call a loss, and raise an error with the remedy if a class id has no score, or shapes differ."""
+    """Call a loss, and raise an error with the remedy if a class id has no score, or shapes differ.
+
+    A cross entropy of ignored targets only is 0.
+    """
     if smoothing or (isinstance(target, Tensor) and target.is_floating_point()):
         loss_fn = known_cross_entropy(loss_fn, smoothing) or loss_fn
     try:
-        return call_loss(loss_fn, scores, target, *args, **kwargs)
+        loss = call_loss(loss_fn, scores, target, *args, **kwargs)
     except (IndexError, ValueError) as error:
         cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
         # As in errors of torch's losses, of which a binary cross entropy has the second form; others are unrelated.
@@ -263,6 +266,14 @@ def compute_loss(
         else:
             remedy = f"Class ids run from 0 to {shape[1] - 1}{remedy}"
         raise ValueError(f"The target does not fit the scores of shape {shape}: {cause} {remedy}") from error
+    if loss_fn is soft_cross_entropy and not target.is_floating_point():  # the usual case needs no function call
+        return loss.where(target.ne(-100).any(), 0.0)
+    return zero_without_terms(loss, count_terms(loss_fn, target))
+
+
+def zero_without_terms(loss: Tensor, terms: Tensor | None) -> Tensor:
+    """Return a mean over terms, and 0 instead of NaN if there is none; its gradients are 0 then, too."""
+    return loss if terms is None else loss.where(terms > 0, 0.0)
 
 
 def known_cross_entropy(loss_fn: Any, smoothing: float = 0.0) -> Callable[..., Tensor] | None:

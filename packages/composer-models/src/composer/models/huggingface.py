@@ -34,7 +34,7 @@ from composer.models._huggingface_saved import (
     rebuild_tokenizer,
     write_pretrained,
 )
-from composer.models.base import wrong_batch
+from composer.models.base import wrong_batch, zero_without_terms
 from composer.models.names import import_extra
 from composer.models.phase_metrics import PhaseMetricsModel, to_probabilities
 
@@ -191,12 +191,15 @@ class HuggingFaceModel(PhaseMetricsModel):
         # Algorithms replace the labels in the batch: the same object means that they have not changed.
         labels, seen = batch.get("labels"), self._labels_seen
         is_unchanged = labels is None or (labels is seen and not self._label_smoothing)
-        if own is not None and reduction == "mean" and is_unchanged:
-            return own
-        loss = self._task_loss(outputs, _labels_of(batch, "a loss"), reduction, self._label_smoothing)
-        if seen is None or reduction != "mean":
-            return loss
-        return self._correct_loss(own, lambda: self._task_loss(outputs, seen, reduction), loss)
+        if reduction == "mean" and own is not None and is_unchanged:
+            loss = own
+        else:
+            loss = self._task_loss(outputs, _labels_of(batch, "a loss"), reduction, self._label_smoothing)
+            if reduction != "mean":
+                return loss
+            if seen is not None:
+                loss = self._correct_loss(own, lambda: self._task_loss(outputs, seen, reduction), loss)
+        return zero_without_terms(loss, self.count_loss_terms(batch))
 
     def _smooths_labels(self) -> bool:
         return getattr(self.config, "problem_type", None) in {None, "single_label_classification"}
