@@ -275,8 +275,23 @@ def split_microbatches(
 def loss_terms(model: Any, microbatches: Sequence[Microbatch]) -> list[Tensor] | None:
     """Return the number of elements of each microbatch's loss that a model counts; None if it does not."""
     count = getattr(model, "count_loss_terms", None)
-    terms = [None if count is None else count(batch) for batch, _ in microbatches]
+    if count is None:
+        return None
+    terms = [count(batch) for batch, _ in microbatches]
     return None if any(number is None for number in terms) else terms
+
+
+def weighted_microbatches(
+    state: State, spec: DataSpec, microbatch_size: int | None, *, by_tokens: bool = False
+) -> Sequence[Microbatch]:
+    """Return the microbatches of the state's batch with the weights that they have in a step of one process."""
+    count = spec.get_num_loss_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
+    microbatches: Sequence[Microbatch] = split_microbatches(state.batch, spec, microbatch_size, count)
+    if getattr(state.model, "loss_is_sum", False):
+        return [(batch, 1.0) for batch, _ in microbatches]
+    has_own_count = by_tokens and spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
+    terms = None if len(microbatches) == 1 or has_own_count else loss_terms(state.model, microbatches)
+    return BatchWeights(BatchShare(has_terms=terms is not None)).weigh(microbatches, terms, state.device)
 
 
 def what_needs_whole_batch(model: nn.Module, microbatch_size: int) -> str:

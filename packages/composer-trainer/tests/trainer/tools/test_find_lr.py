@@ -175,6 +175,23 @@ class TestSearch:
 
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
+    @pytest.mark.parametrize("kind", ["counted", "summed"])
+    def test_microbatches_of_other_losses(self, kind):
+        """Losses that are a mean over labels, or a sum, have the weights of a training."""
+        inputs, labels = torch.randn(8, 4), torch.tensor([0, 1, 2, -100, -100, -100, 1, -100])
+        losses = []
+        for size in (None, 3):
+            torch.manual_seed(0)
+            loss_fn = torch.nn.CrossEntropyLoss(reduction="sum" if kind == "summed" else "mean")
+            trainer = small_run(
+                model=make_classifier(loss_fn=loss_fn, train_metrics=[]),
+                train_dataloader=[(inputs, labels)],
+                device_train_microbatch_size=size,
+            )
+            losses.append(trainer.find_lr(num_batches=4, end_lr=0.1).losses)
+
+        assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
     def test_ends_where_the_loss_explodes(self):
         """Steps end when the loss is several times the lowest; no loss that is infinite or NaN is in the result."""
         search = small_run().find_lr(end_lr=1e9, num_batches=60)

@@ -20,7 +20,7 @@ from composer.loggers.values import smoothed
 from composer.trainer.data.order import make_order
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import prepare_batch
-from composer.trainer.gradients import split_microbatches
+from composer.trainer.gradients import weighted_microbatches
 from composer.trainer.optimization import Optimization
 from composer.trainer.tools.trial import trial
 
@@ -164,7 +164,7 @@ def train_step(state: State, spec: DataSpec, optimization: Optimization) -> floa
         lambda _: None,
         forward,
         loss,
-        split=lambda: split_microbatches(state.batch, spec, state.device_train_microbatch_size),
+        split=lambda: weighted_microbatches(state, spec, state.device_train_microbatch_size),
         complete=optimization.unscale,
     )
     optimization.step(step.compute_gradients)

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from composer.core import DataSpec, Precision, State
-from composer.core.data_spec import count_tokens
+from composer.core import Precision, State
 from composer.core.step import Step
-from composer.distributed import BatchShare, BatchWeights
 from composer.functional.checks import check_whole
 from composer.functional.dtensors import is_sharded
 from composer.trainer.evaluation.evaluate import first_batch
-from composer.trainer.gradients import loss_terms, split_microbatches
+from composer.trainer.gradients import weighted_microbatches
 from composer.trainer.optimization import Optimization
 from composer.trainer.tools.trial import trial
 
@@ -72,7 +70,7 @@ def check_microbatches(trainer: Trainer, microbatch_size: int | None = None) -> 
         if size >= samples:
             raise ValueError(f"microbatch_size must be less than the {samples} samples of the batch, got {size}.")
         by_tokens = trainer._compute.weighs_by_tokens  # noqa: SLF001
-        splits = [_weighted(state, spec, one, by_tokens=by_tokens) for one in (None, None, size)]
+        splits = [weighted_microbatches(state, spec, one, by_tokens=by_tokens) for one in (None, None, size)]
         whole, again, parts = (_gradients(state, one) for one in splits)
     tolerance = _ROUNDING if state.precision is Precision.FP32 else _ROUNDING_16_BITS
     _, drawn = _difference(whole, again)
@@ -90,17 +88,6 @@ def check_microbatches(trainer: Trainer, microbatch_size: int | None = None) -> 
             "normalized together, train with complete batches (device_train_microbatch_size=None)."
         )
     return difference
-
-
-def _weighted(state: State, spec: DataSpec, size: int | None, *, by_tokens: bool) -> Sequence[Microbatch]:
-    """Return the microbatches with the weights that they have in a step of one process."""
-    count = spec.get_num_loss_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
-    microbatches = split_microbatches(state.batch, spec, size, count)
-    if getattr(state.model, "loss_is_sum", False):
-        return [(batch, 1.0) for batch, _ in microbatches]
-    has_own_count = by_tokens and spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
-    terms = None if size is None or has_own_count else loss_terms(state.model, microbatches)
-    return BatchWeights(BatchShare(has_terms=terms is not None)).weigh(microbatches, terms, state.device)
 
 
 def _gradients(state: State, microbatches: Sequence[Microbatch]) -> dict[str, Tensor]:
