@@ -197,6 +197,122 @@ class TestTransformers:
         assert layered(model) == {name: depth(name) for name, _ in model.named_parameters()}
 
 
+def deepest(model):
+    return max(layered(model).values())
+
+
+# Networks with stages in Transformers, with timm's of the same kind.
+STAGES = {
+    "ResNet": ({}, "resnet50"),
+    "ConvNext": ({}, "convnext_tiny"),
+    "Swin": ({}, "swin_tiny_patch4_window7_224"),
+    "Swinv2": ({}, "swinv2_tiny_window8_256"),
+    "Bit": ({}, "resnetv2_50x1_bit"),
+    "FocalNet": ({}, "focalnet_tiny_srf"),
+    "Hiera": ({}, "hiera_base_224"),
+}
+TORCHVISION = {
+    "resnet50": "resnet50",
+    "swin_t": "swin_tiny_patch4_window7_224",
+    "densenet121": "densenet121",
+    "mobilenet_v2": "mobilenetv2_100",
+    "efficientnet_b0": "efficientnet_b0",
+}
+
+
+class TestStages:
+    @pytest.mark.parametrize("name", STAGES)
+    def test_depths_in_transformers(self, name):
+        """Blocks in stages are counted as by timm: neither the stages nor the layers of a block."""
+        options, of_timm = STAGES[name]
+        with torch.device("meta"):
+            config = getattr(transformers, f"{name}Config")(**options)
+            model = getattr(transformers, f"{name}ForImageClassification")(config)
+            other = timm.create_model(of_timm)
+
+        assert deepest(model) == deepest(other)
+
+    @pytest.mark.parametrize("name", TORCHVISION)
+    def test_depths_in_torchvision(self, name):
+        """Neither stems, layers between stages, nor convolutions with their norm are blocks."""
+        with torch.device("meta"):
+            model = getattr(torchvision.models, name)()
+            other = timm.create_model(TORCHVISION[name])
+
+        assert deepest(model) == deepest(other)
+
+    def test_resnet_of_transformers(self):
+        """Each parameter of a ResNet has the depth of timm's, block by block."""
+        config = transformers.ResNetConfig(depths=[2, 1, 2, 1], hidden_sizes=[8, 8, 8, 8], embedding_size=8)
+        depths = layered(transformers.ResNetForImageClassification(config))
+
+        def depth(name):
+            if "embedder" in name:
+                return 0
+            place = re.search(r"stages\.(\d)\.layers\.(\d)", name)
+            return 7 if place is None else 1 + [0, 2, 3, 5][int(place[1])] + int(place[2])
+
+        assert depths == {name: depth(name) for name in depths}
+
+    def test_layers_in_lists_beside_the_stages(self):
+        """In PVT, patch embeddings are no blocks: each has the depth of the first block of its stage, or 0."""
+        config = transformers.PvtConfig(depths=[2, 1, 2, 2], hidden_sizes=[8, 16, 24, 32], num_attention_heads=[1] * 4)
+        depths = layered(transformers.PvtForImageClassification(config))
+
+        found = [depths[f"pvt.encoder.patch_embeddings.{stage}.projection.weight"] for stage in range(4)]
+        assert found == [0, 3, 4, 6]
+        assert depths["pvt.encoder.block.3.1.attention.self.query.weight"] == 7
+        assert depths["classifier.weight"] == 8
+
+    def test_blocks_with_experts_or_sublayers(self):
+        """Experts, the sublayers of T5 and an excitation within a block are no blocks of their own."""
+        sizes = {"num_layers": 3, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_heads": 2, "vocab_size": 11}
+        t5 = layered(transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)))
+
+        class Mixture(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(8, 2)
+                self.router = nn.Linear(8, 4)
+                self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(4))
+
+        assert t5["decoder.block.0.layer.2.DenseReluDense.wi.weight"] == 4  # after the encoder's three
+        assert deepest(nn.Sequential(nn.Linear(4, 8), *(Mixture() for _ in range(3)), nn.Linear(8, 2))) == 4
+
+
+class TestTowers:
+    def test_towers_have_their_own_depths(self):
+        """In CLIP the last layer of each tower is one factor below the projections, however long the other is."""
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+        text = {**sizes, "num_hidden_layers": 2, "vocab_size": 20, "eos_token_id": 2, "bos_token_id": 1}
+        vision = {**sizes, "num_hidden_layers": 3, "image_size": 16, "patch_size": 8}
+        config = transformers.CLIPConfig(text_config={**text, "pad_token_id": 0}, vision_config=vision)
+        depths = layered(transformers.CLIPModel(config))
+
+        def depth(name):
+            layers = 2 if name.startswith("text_model") else 3
+            layer = re.search(r"layers\.(\d)", name)
+            below = layers + 1 if "embedding" in name or "pre_layrnorm" in name else 0
+            return 4 - (below if layer is None else layers - int(layer[1]))
+
+        assert depths == {name: depth(name) for name in depths}
+
+    def test_other_parts_are_a_chain(self):
+        """An encoder and a decoder, and stages that are attributes, come one after the other."""
+
+        class Stage(nn.Module):
+            def __init__(self, inputs, outputs):
+                super().__init__()
+                self.embed = nn.Linear(inputs, outputs)
+                self.blocks = nn.Sequential(*(nn.TransformerEncoderLayer(outputs, 1, 8) for _ in range(2)))
+
+        stages = nn.ModuleDict({"first": Stage(3, 8), "second": Stage(8, 16), "head": nn.Linear(16, 2)})
+        transformer = nn.Transformer(8, 2, 2, 2, 8, batch_first=True)
+
+        assert deepest(stages) == 5
+        assert deepest(nn.ModuleDict({"embed": nn.Embedding(9, 8), "body": transformer})) == 5
+
+
 class TestRules:
     def test_frozen_parameters_are_left_out(self):
         """As with timm, frozen parameters are in no group."""

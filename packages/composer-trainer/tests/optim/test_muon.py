@@ -57,6 +57,23 @@ def kinds(model, **options):
     }
 
 
+def adamw_matrices(model):
+    """Return the names of the weights of layers that AdamW optimizes, without those of norms."""
+    groups = muon_with_adamw(model, lr=0.01).param_groups
+    names = [
+        name for group in groups if not group["use_muon"] and group["weight_decay"] for name in group["param_names"]
+    ]
+    return [name for name in names if name.endswith(".weight") and "norm" not in name]
+
+
+def make_clip(transformers):
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 20, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
+    vision = {**sizes, "num_hidden_layers": 3, "image_size": 16, "patch_size": 8}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    return transformers.CLIPModel(config)
+
+
 @NEEDS_TORCH_MUON
 class TestTorch:
     @pytest.fixture(autouse=True)
@@ -205,7 +222,7 @@ class Transformer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.patch_embed = nn.Conv2d(3, 8, 4)
+        self.patch_embed = nn.Conv2d(3, 8, 4, stride=4)
         self.tokens = nn.Embedding(16, 8)
         self.pos_embed = nn.Parameter(torch.zeros(1, 5, 8))
         self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
@@ -287,6 +304,66 @@ class TestAssignment:
             "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"
         ]  # fmt: skip
         assert names["AdamW", True, True] == ["transformer.wte.weight", "transformer.wpe.weight"]
+
+    @pytest.mark.parametrize(
+        ("name", "options", "outputs"),
+        [
+            ("fasterrcnn_mobilenet_v3_large_320_fpn", {}, ["cls_logits", "bbox_pred", "cls_score", "bbox_pred"]),
+            ("maskrcnn_resnet50_fpn", {}, ["cls_logits", "bbox_pred", "cls_score", "bbox_pred", "mask_fcn_logits"]),
+            ("retinanet_resnet50_fpn", {}, ["cls_logits", "bbox_reg"]),
+            ("fcos_resnet50_fpn", {"num_classes": 2}, ["cls_logits", "bbox_reg"]),
+        ],
+    )
+    def test_detectors(self, name, options, outputs):
+        """Scores and boxes are outputs, and the hidden layers of heads are none."""
+        detection = pytest.importorskip("torchvision").models.detection
+        model = getattr(detection, name)(weights=None, weights_backbone=None, **options)
+
+        assert [path.split(".")[-2] for path in adamw_matrices(model)] == outputs
+
+    @pytest.mark.parametrize(
+        ("name", "inputs", "outputs"),
+        [
+            ("resnet18", [], ["fc"]),
+            ("convnext_atto", ["stem.0"], ["head.fc"]),
+            ("vit_tiny_patch16_224", ["patch_embed.proj"], ["head"]),
+            ("deit_tiny_distilled_patch16_224", ["patch_embed.proj"], ["head", "head_dist"]),
+            ("mobilenetv3_small_050", [], ["classifier"]),
+            ("pvt_v2_b0", [], ["head"]),
+        ],
+    )
+    def test_models_of_timm(self, name, inputs, outputs):
+        """Patches and heads go to AdamW; stems and a ``conv_head``, which is hidden, to Muon."""
+        model = pytest.importorskip("timm").create_model(name)
+
+        assert adamw_matrices(model) == [f"{path}.weight" for path in (*inputs, *outputs)]
+
+    def test_same_network_of_two_libraries(self):
+        """ResNets and ConvNeXts of Transformers are divided as those of timm and torchvision."""
+        transformers = pytest.importorskip("transformers")
+        resnet = transformers.ResNetForImageClassification(transformers.ResNetConfig(depths=[2, 2, 2, 2]))
+        convnext = transformers.ConvNextForImageClassification(transformers.ConvNextConfig())
+
+        assert adamw_matrices(resnet) == ["classifier.1.weight"]
+        assert adamw_matrices(convnext) == ["convnext.embeddings.patch_embeddings.weight", "classifier.weight"]
+
+    def test_two_towers(self):
+        """The projections of both towers of CLIP into one space are outputs."""
+        matrices = adamw_matrices(make_clip(pytest.importorskip("transformers")))
+
+        assert [path for path in matrices if "embedding" not in path] == [
+            "visual_projection.weight",
+            "text_projection.weight",
+        ]
+        assert sum("patch_embedding" in path for path in matrices) == 1
+
+    def test_several_heads(self):
+        """Each head is an output, also of an MLP without blocks."""
+        model = nn.Sequential(nn.Linear(4, 16), nn.ReLU())
+        model.add_module("first", nn.Linear(16, 3))
+        model.add_module("second", nn.Linear(16, 5))
+
+        assert adamw_matrices(model) == ["first.weight", "second.weight"]
 
     def test_assignment_is_logged(self, caplog):
         """The table is logged, and is a method of the optimizer."""

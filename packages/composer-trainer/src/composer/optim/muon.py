@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +15,7 @@ from composer.core.checks import nearest
 from composer.functional import orthogonalize
 from composer.functional.checks import check_choice, check_flags, check_interval, check_modules
 from composer.functional.dtensors import is_dtensor, local_parts, own_region
+from composer.functional.surgery.structure import find_blocks, find_output_layers, find_patch_layers, is_norm
 from composer.functional.training.orthogonalization import Coefficients, check_orthogonalization
 from composer.optim.stepping import (
     Group,
@@ -36,7 +36,6 @@ _MOST_ELEMENTS = {"cpu": 2**18}
 """The most elements that are orthogonalized at once, by device: larger batches do not fit into a processor's caches."""
 _MOST_ELSEWHERE = 2**24
 """On accelerators larger batches need more memory and are not faster."""
-_HEAD = re.compile(r"(\w+_)?head|head_dist|classifier|aux_classifier|score")
 
 
 class Muon(SteppingOptimizer):
@@ -239,9 +238,11 @@ def muon_with_adamw(
 
     - parameters with fewer than two dimensions, and tensors that are one row or column: biases, norms, class tokens.
       They have no weight decay;
-    - embeddings: the weights of ``nn.Embedding`` and everything in a module whose name contains ``embed``;
-    - heads: the last matrix of the model, and of each module named ``head``, ``..._head``, ``classifier`` or ``score``;
-    - the weights of norms, and parameters whose own name contains neither ``weight`` nor ``proj``, such as tables;
+    - embeddings: the weights of ``nn.Embedding``, a first convolution whose patches do not overlap, and other layers
+      than convolutions that come before the repeated blocks in a module whose name contains ``embed``;
+    - output layers: those outside the repeated blocks whose outputs have another size than the inputs of all later
+      layers, such as heads with class scores or boxes, and projections of two towers into one space;
+    - the weights of norms, and parameters of modules that are no layers: tables, and projections outside the blocks;
     - what ``adamw`` names.
 
     Weights of convolutions are flattened. Other parameters with three or more dimensions, such as those of experts, are
@@ -311,32 +312,29 @@ def muon_with_adamw(
 def _assigned(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, nn.Parameter, str]]:
     """Yield the name, parameter and kind of group of each parameter."""
     modules = dict(model.named_modules())
-    excluded = _heads(model, modules) | _named(model, patterns)
+    blocks = {inner for _, block in find_blocks(model) for inner in block.modules()}
+    excluded = _named(model, patterns)
+    for module in (*find_output_layers(model), *find_patch_layers(model)):
+        excluded.update(map(id, module.parameters()))  # with those of its parametrizations
     for module in modules.values():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or "Norm" in type(module).__name__:
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or is_norm(module):
             excluded.update(map(id, module.parameters(recurse=False)))
+    is_before = True
     for name, parameter in model.named_parameters():
         # A parametrized weight is in module.parametrizations.weight.original.
         path = name.replace(".original", "").replace("parametrizations.", "").split(".")
-        is_convolution = isinstance(modules.get(".".join(path[:-1])), nn.modules.conv._ConvNd)  # noqa: SLF001
+        owner = modules.get(".".join(path[:-1]))
+        is_convolution = isinstance(owner, nn.modules.conv._ConvNd)  # noqa: SLF001
+        is_before = is_before and owner not in blocks
+        is_embedding = is_before and not is_convolution and any("embed" in part for part in path)
+        is_weight = "weight" in path[-1] or ("proj" in path[-1] and (owner in blocks or parameter.ndim > 2))
         rows, columns = _matrix_shape(parameter, is_convolution) if parameter.ndim > 1 else (1, 1)
         if min(rows, columns) == 1 or not parameter.is_floating_point():
             yield name, parameter, "vectors"
-        elif (
-            id(parameter) in excluded or any("embed" in part for part in path) or not re.search("weight|proj", path[-1])
-        ):
+        elif id(parameter) in excluded or is_embedding or not is_weight:
             yield name, parameter, "others"
         else:
             yield name, parameter, "matrices" if parameter.ndim == 2 or is_convolution else "batches"
-
-
-def _heads(model: nn.Module, modules: Mapping[str, nn.Module]) -> set[int]:
-    """Return the identities of the last matrices of the model and of its modules with the name of a head."""
-    named = [module for name, module in modules.items() if _HEAD.fullmatch(name.rpartition(".")[2])]
-    # With duplicates, because a head may share the weight of an embedding.
-    lists = [[one for _, one in each.named_parameters(remove_duplicate=False)] for each in (model, *named)]
-    matrices = [[one for one in parameters if one.ndim > 1] for parameters in lists]
-    return {id(found[-1]) for found in matrices if found}
 
 
 def _named(model: nn.Module, patterns: Sequence[str]) -> set[int]:

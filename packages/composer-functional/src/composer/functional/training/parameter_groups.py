@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
 
 from composer.functional.checks import check_interval, check_modules, described, is_module_class
-from composer.functional.surgery.blocks import repeated_blocks
+from composer.functional.surgery.structure import NORMS, PRODUCTS, find_blocks, find_towers
 
 __all__ = ["parameter_groups"]
-
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
-_PRODUCTS = (nn.Linear, nn.Bilinear, _ConvNd)
 
 
 def parameter_groups(
@@ -38,8 +32,9 @@ def parameter_groups(
     With ``layer_decay``, the learning rate of depth ``d`` of ``D`` is ``lr * layer_decay ** (D - d)`` (Bao et al. 2021,
     arXiv:2106.08254, section A.4). What comes before the first block has depth 0, block ``k`` depth ``k``, and what
     comes after the last block, such as the head, depth ``D``, the number of blocks plus 1; what lies between two blocks
-    has the depth of the second. The blocks are the repeated ones of the model, such as the layers of a transformer. Of
-    a model of timm the depths are those that its ``group_matcher()`` defines.
+    has the depth of the second. The blocks are the repeated ones of the model, such as the layers of a transformer or
+    the residual blocks in the stages of a ResNet. Towers that process different inputs, such as texts and images, have
+    depths of their own. Of a model of timm the depths are those that its ``group_matcher()`` defines.
 
     A tied parameter occurs once, at the depth where it occurs first, and without decay if one of its places has none.
     Frozen parameters are left out, as by timm.
@@ -72,15 +67,14 @@ def parameter_groups(
     """
     types = _check(model, lr, weight_decay, no_decay, layer_decay)
     undecayed = _undecayed(model, types)
-    depths = {} if layer_decay is None else _depths(model)
-    deepest = max(depths.values(), default=0)
+    distances = {} if layer_decay is None else _distances(model)
     groups: dict[tuple[int, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        depth, decay = depths.get(name, deepest), 0.0 if id(parameter) in undecayed else weight_decay
-        rate = {} if lr is None else {"lr": lr * (layer_decay or 1.0) ** (deepest - depth)}
-        group = groups.setdefault((depth, decay), {"params": [], "weight_decay": decay, **rate})
+        distance, decay = distances.get(name, 0), 0.0 if id(parameter) in undecayed else weight_decay
+        rate = {} if lr is None else {"lr": lr * (layer_decay or 1.0) ** distance}
+        group = groups.setdefault((distance, decay), {"params": [], "weight_decay": decay, **rate})
         group["params"].append(parameter)
     if not groups:
         raise ValueError(f"model must have parameters that require gradients, got none in {type(model).__name__}.")
@@ -116,10 +110,10 @@ def _undecayed(model: nn.Module, types: tuple[type, ...]) -> set[int]:
         if callable(listed):
             own = dict(module.named_parameters(remove_duplicate=False))
             found |= {id(own[name]) for name in listed() if name in own}
-        is_plain = isinstance(module, (*_NORMS, *types))
+        is_plain = isinstance(module, (*NORMS, *types))
         for parameter in module.parameters(recurse=False):
             broadcasts = parameter.ndim <= 1 or (
-                not isinstance(module, _PRODUCTS)
+                not isinstance(module, PRODUCTS)
                 and (parameter.shape[0] == 1 or parameter.numel() == max(parameter.shape))
             )
             if is_plain or broadcasts:
@@ -127,27 +121,54 @@ def _undecayed(model: nn.Module, types: tuple[type, ...]) -> set[int]:
     return found
 
 
-def _depths(model: nn.Module) -> dict[str, int]:
-    """Return the depths of the parameters by name; one that is missing is in the last layer."""
-    for prefix, module in model.named_modules():
-        matcher = getattr(module, "group_matcher", None)
-        if callable(matcher):
-            from timm.models import group_parameters  # noqa: PLC0415  (the model is of timm)
+def _distances(model: nn.Module) -> dict[str, int]:
+    """Return how far the parameters are from the last layer, by name; one that is missing is in it."""
+    from_timm = {name: each for name, each in model.named_modules() if callable(getattr(each, "group_matcher", None))}
+    distances: dict[str, int] = {}
+    for prefix, module in from_timm.items():
+        from timm.models import group_parameters  # noqa: PLC0415  (the model is of timm)
 
-            by_name = group_parameters(module, matcher(coarse=False), reverse=True)
-            return {f"{prefix}.{name}" if prefix else name: depth for name, depth in by_name.items()}
-    found = [block for _, block in repeated_blocks(model)]
-    counts = Counter(map(type, found))
-    blocks = [block for block in found if counts[type(block)] > 1]  # Transformers may name embeddings, too
-    if not blocks:
+        depths = group_parameters(module, module.group_matcher(coarse=False), reverse=True)  # type: ignore[operator]
+        last = max(depths.values())
+        distances |= {f"{prefix}.{name}" if prefix else name: last - depth for name, depth in depths.items()}
+    blocks = [(name, block) for name, block in find_blocks(model) if not any(_is_in(name, one) for one in from_timm)]
+    if not blocks and not distances:
         raise ValueError(
             f"layer_decay requires a model with repeated blocks, such as the layers of a transformer in a ModuleList, "
             f"got {type(model).__name__} without any. Leave out layer_decay, or write the groups yourself."
         )
-    owners = {id(parameter): number for number, block in enumerate(blocks, 1) for parameter in block.parameters()}
-    depths, begun = {}, 0
-    for name, parameter in model.named_parameters():
-        depth = owners.get(id(parameter), begun + 1 if begun else 0)
-        begun = max(begun, owners.get(id(parameter), 0))
-        depths[name] = depth
-    return depths
+    towers = find_towers(model, [name for name, _ in blocks]) or ({"": model} if blocks else {})
+    for tower in towers:
+        own = [block for name, block in blocks if _is_in(name, tower)]
+        numbers = {id(one): number for number, block in enumerate(own, 1) for one in block.parameters()}
+        aligned = _of_aligned_lists(model.get_submodule(tower), numbers)
+        begun = 0
+        for name, parameter in model.named_parameters():
+            if name in distances or not _is_in(name, tower):
+                continue
+            begun = max(begun, numbers.get(id(parameter), 0))
+            before = aligned.get(id(parameter), begun + 1 if begun else 0)
+            distances[name] = len(own) + 1 - numbers.get(id(parameter), before)
+    nearest = min(distances.get(name, 0) for name, _ in model.named_parameters())  # 1 if the model ends with a block
+    return {name: distance - nearest for name, distance in distances.items()}
+
+
+def _is_in(name: str, prefix: str) -> bool:
+    return not prefix or name == prefix or name.startswith(f"{prefix}.")
+
+
+def _of_aligned_lists(model: nn.Module, numbers: dict[int, int]) -> dict[int, int]:
+    """Return the numbers of the blocks before which the members of lists are that have one for each stage.
+
+    Such are the patch embeddings of PVT, in a list beside that of its stages: each but the first is between two stages.
+    """
+    found: dict[int, int] = {}
+    for holder in model.modules():
+        lists = [list(child.children()) for child in holder.children() if isinstance(child, nn.ModuleList)]
+        begins = [[numbers.get(id(next(member.parameters(), None)), 0) for member in members] for members in lists]
+        stages = next((one for one in begins if len(one) > 1 and all(one)), None)
+        for members, blocks in zip(lists, begins, strict=True):
+            if stages and len(members) == len(stages) and not any(blocks):
+                for member, block in list(zip(members, stages, strict=True))[1:]:
+                    found |= {id(parameter): block for parameter in member.parameters()}
+    return found
