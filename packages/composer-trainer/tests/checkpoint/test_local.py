@@ -448,6 +448,20 @@ class TestFolderLock:
             os.kill(int(child), signal.SIGKILL)
         process.stdout.close()
 
+    @pytest.mark.parametrize("exists", [True, False])
+    def test_link(self, tmp_path, exists):
+        """A link in place of the lock's file raises an error, and the file that it leads to is not changed."""
+        other, folder = tmp_path / "other", tmp_path / "runs"
+        folder.mkdir()
+        (folder / ".lock").symlink_to(other)
+        if exists:
+            other.write_text("precious")
+
+        with pytest.raises(CheckpointSaveError, match=r"runs/\.lock is a link, through which nothing is written"):
+            FolderLock(folder)
+
+        assert (other.read_text() if exists else not other.exists()) == ("precious" if exists else True)
+
     def test_shared_within_a_process(self, tmp_path):
         """Savers of one process share the lock, and the last one releases it."""
         first, second = FolderLock(tmp_path), FolderLock(tmp_path)

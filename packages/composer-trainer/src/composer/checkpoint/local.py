@@ -142,7 +142,7 @@ class LocalFolder(Folder):
                     raise CheckpointError(path, "has been changed while it was read: it ends before that.")
                 memory = memory[count:]
 
-        with _reading(path), path.open("rb", buffering=0) as source:
+        with _reading(path), open(path, "rb", buffering=0, opener=_without_links) as source:
             yield read
 
     def begin(self, name: str) -> str:
@@ -286,9 +286,19 @@ def _saving(path: Path, what: str = "") -> Iterator[None]:
 def _is_checkpoint(checkpoint: Path) -> bool:
     """Return whether a folder is a checkpoint, even a damaged one."""
     manifest = checkpoint / MANIFEST
-    if checkpoint.is_symlink() or not manifest.is_file() or manifest.stat().st_size > MAX_MANIFEST_BYTES:
+    if (
+        checkpoint.is_symlink()
+        or manifest.is_symlink()
+        or not manifest.is_file()
+        or manifest.stat().st_size > MAX_MANIFEST_BYTES
+    ):
         return False
     return FORMAT.encode() in manifest.read_bytes()
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a file unless its name is a link, which may lead to a file of somebody else; for :func:`open`."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _write_file(path: Path, content: Iterable[memoryview]) -> None:
@@ -318,6 +328,8 @@ def _reason(error: OSError) -> str:
         return "its folder does not exist: it was removed or unmounted, or is not the same in all processes."
     if error.errno == errno.ENOTDIR or (error.errno == errno.EEXIST and Path(error.filename or "").is_file()):
         return "a file has the name of its folder. Remove the file, or choose another folder."
+    if error.errno == errno.ELOOP:
+        return f"{error.filename} is a link, through which nothing is written. Remove it."
     return f"{error.strerror or error}."
 
 
@@ -367,7 +379,7 @@ def _locked(folder: Path) -> IO[str] | None:
     except ImportError:
         return None
     with _saving(folder):
-        file = (folder / _LOCK).open("a+", encoding="utf-8")
+        file = open(folder / _LOCK, "a+", encoding="utf-8", opener=_without_links)  # noqa: SIM115
     try:
         # Not flock: a forked process, such as a worker of a DataLoader, would hold the lock after a kill.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
