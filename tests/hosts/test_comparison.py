@@ -2,13 +2,27 @@
 
 import inspect
 
+import attrs
 import pytest
 import torch
 from comparison import CASES, EPOCHS, SEED, Case, assert_same, each_case, our_weights, weights_of
 
 import composer.algorithms as al
 from composer.algorithms import EMA, ActivationCheckpointing, PostHocEMA
-from composer.core import Adapter, Algorithm, served_fields
+from composer.core import Adapter, Algorithm, Event, Stage, served_fields
+
+SAME_RESULTS = ("ActivationCheckpointing", "ChannelsLast", "FusedLayerNorm", "PostHocEMA")
+"""They compute the same in another way, or write files, which tests of their own compare."""
+
+
+class Nothing(Algorithm):
+    """Changes nothing."""
+
+    runs_at = {Event.INIT: Stage.AUGMENT}
+    reads = writes = frozenset()
+
+    def apply(self, event, state, logger):
+        """Do nothing."""
 
 
 def train(case, seed=SEED):
@@ -67,6 +81,17 @@ def test_own_loss(architecture):
     case = Case(lambda: EMA("2ba"), architecture)
     own, ours = our_weights(case, own_loss=True), our_weights(case)
     torch.testing.assert_close(own, ours, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(SAME_RESULTS)])
+@pytest.mark.filterwarnings("ignore:precision='amp_bf16' is many times slower:UserWarning")
+def test_each_algorithm_acts(name):
+    """Without its algorithm, a case has other weights: a host that ignores the algorithm is detected."""
+    case = CASES[name]
+    without = attrs.evolve(case, algorithm=Nothing)
+
+    with pytest.raises(AssertionError, match=r"weights (differ|are missing|are unexpected)"):
+        assert_same(our_weights(without), our_weights(case))
 
 
 @pytest.mark.parametrize("name", ["MixUp-resnet", "CutOut-vit"])

@@ -127,6 +127,12 @@ class Pictures(Dataset):
         return self.transform(Image.fromarray(self.pixels[place])), place % 3
 
 
+def spikes():
+    """Return batches of which the last one has much larger gradients."""
+    first, second, (samples, labels) = images()
+    return [first, second, (20 * samples, labels)]
+
+
 def pictures():
     from torchvision.transforms import ToTensor
 
@@ -138,6 +144,9 @@ class WithoutIndices(WithLoss):
 
     def forward(self, batch):
         return super().forward(batch[1] if isinstance(batch[1], list) else batch)
+
+    def loss(self, outputs, batch, **options):
+        return super().loss(outputs, batch[1] if isinstance(batch[1], list) else batch, **options)
 
 
 def indexed():
@@ -167,6 +176,7 @@ on_text = state(lambda: WithLoss(make_transformer("gpt2")), tokens)
 on_masked_text = state(lambda: WithLoss(make_transformer("bert")), tokens)
 on_norms = state(lambda: linear(WrittenOutNorm), images)
 on_nothing = state(linear, images)
+on_spikes = state(linear, spikes)
 
 
 def seeded_teacher():
@@ -193,8 +203,11 @@ CASES = {
         on_blocks,
         make_unfit_state=on_nothing,
         refused=(("modules", 3), ("every", 0), ("every", 1.5), ("policy", "x")),
+        same_results=True,
     ),
-    "ActivationCheckpointing of text": Case(new("ActivationCheckpointing", every=2, policy="matmuls"), on_text),
+    "ActivationCheckpointing of text": Case(
+        new("ActivationCheckpointing", every=2, policy="matmuls"), on_text, same_results=True
+    ),
     "Alibi": Case(new("Alibi", 16), on_text, make_unfit_state=on_nothing, refused=(("max_sequence_length", 0),)),
     "AugMix": Case(new("AugMix", severity=2), on_pictures, refused=(("width", 0), ("alpha", -1))),
     "AugMix of batches": Case(new("AugMix", batch=True), on_images),
@@ -209,7 +222,7 @@ CASES = {
         make_unfit_state=on_nothing,
         refused=(("min_channels", -1), ("min_channels", 1.5)),
     ),
-    "ChannelsLast": Case(new("ChannelsLast"), on_images, make_unfit_state=on_nothing),
+    "ChannelsLast": Case(new("ChannelsLast"), on_images, make_unfit_state=on_nothing, same_results=True),
     "ChunkedCrossEntropy": Case(
         new("ChunkedCrossEntropy", z_loss=1e-4),
         on_text,
@@ -251,7 +264,7 @@ CASES = {
         make_unfit_state=on_nothing,
         refused=(("latent_channels", 0), ("min_features", -1)),
     ),
-    "FusedLayerNorm": Case(new("FusedLayerNorm"), on_norms, make_unfit_state=on_nothing),
+    "FusedLayerNorm": Case(new("FusedLayerNorm"), on_norms, make_unfit_state=on_nothing, same_results=True),
     "GatedLinearUnits": Case(new("GatedLinearUnits"), on_masked_text, make_unfit_state=on_nothing),
     "GhostBatchNorm": Case(
         new("GhostBatchNorm", 4), on_images, make_unfit_state=on_nothing, refused=(("ghost_batch_size", 0),)
@@ -298,6 +311,7 @@ CASES = {
         new("PostHocEMA", FOLDER.name, "2ba", overwrite=True),
         on_images,
         refused=(("folder", "a/{batch}"), ("snapshot_interval", "0ba"), ("sigma_rels", (0.1, 0.1)), ("overwrite", 1)),
+        same_results=True,
     ),
     "ProgressiveResizing": Case(
         new("ProgressiveResizing", initial_scale=0.5), on_images, refused=(("mode", "x"), ("initial_scale", 2))
@@ -330,12 +344,12 @@ CASES = {
         refused=(("duration", 2), ("min_seq_length", 0)),
     ),
     "SkipSpikes": Case(
-        new("SkipSpikes", "0.1std", 4),
-        on_images,
+        new("SkipSpikes", "4std", 4),
+        on_spikes,
         refused=(("threshold", 0), ("threshold", "6"), ("threshold", "std"), ("window", 3), ("action", "x")),
     ),
-    "SkipSpikes by clipping": Case(new("SkipSpikes", 0.1, 4, "clip"), on_images),
-    "SkipSpikes with indices": Case(new("SkipSpikes", 0.1, 4, index_key=1), on_images),
+    "SkipSpikes by clipping": Case(new("SkipSpikes", 4, 4, "clip"), on_spikes),
+    "SkipSpikes with indices": Case(new("SkipSpikes", 4, 4, index_key=1), on_spikes),
     "SqueezeExcite": Case(
         new("SqueezeExcite", 4, 16), on_images, make_unfit_state=on_nothing, refused=(("min_channels", -1),)
     ),

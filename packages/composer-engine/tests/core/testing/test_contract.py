@@ -16,6 +16,7 @@ from composer.core.testing import (
     CHECKS,
     Case,
     Effects,
+    check_acts,
     check_algorithm,
     check_declarations,
     check_effects,
@@ -293,6 +294,23 @@ class TestNoEffect:
 
         with pytest.raises(AssertionError, match="AddNoise had something to change and warned all the same"):
             check_no_effect(changed(apply=warn))
+
+
+class TestActs:
+    def test_no_difference(self):
+        """An algorithm that runs and changes nothing is reported, unless its results are declared to be the same."""
+        idle = changed(apply=lambda self, event, state, logger: None, state_dict=lambda self: {})
+
+        with pytest.raises(AssertionError, match="AddNoise acted in none of 6 batches"):
+            check_acts(idle)
+        with pytest.raises(AssertionError, match="AddNoise has neither changed nor stored anything"):
+            check_acts(attrs.evolve(idle, same_results=True))
+
+    def test_stored_only(self):
+        """An algorithm that only stores something acts, if its results are declared to be the same."""
+        stores = changed(apply=lambda self, event, state, logger: None)
+
+        assert check_acts(attrs.evolve(stores, same_results=True)) is None
 
 
 @attrs.define(eq=False)

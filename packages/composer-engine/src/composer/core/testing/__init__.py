@@ -26,6 +26,7 @@ Example:
 from composer.core.testing.contract import (
     CHECKS,
     Case,
+    check_acts,
     check_algorithm,
     check_declarations,
     check_effects,
@@ -51,6 +52,7 @@ __all__ = [
     "RecordingState",
     "Training",
     "Watch",
+    "check_acts",
     "check_algorithm",
     "check_declarations",
     "check_effects",

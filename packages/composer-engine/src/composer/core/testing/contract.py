@@ -15,6 +15,7 @@ from torch import nn
 from composer.core.base import Algorithm, NoEffectWarning
 from composer.core.declarations import ALWAYS_SERVED, FIELDS, FieldsByEvent, fields_at, find_conflicts
 from composer.core.engine import Engine
+from composer.core.evaluator import evaluation_weights
 from composer.core.event import CLOSING_EVENTS, Event, Stage
 from composer.core.plain_data import equal
 from composer.core.planning import build_plan, overrides_match
@@ -41,6 +42,8 @@ class Case:
             tensors of its batches must not be shared.
         batches: The number of batches to train, so that all events of the algorithm occur.
         make_unfit_state: Returns a state in which the algorithm finds nothing to change, if there is such a state.
+        same_results: Whether losses and weights are those of a training without the algorithm, which changes only how
+            they are computed, or stores something.
         refused: Invalid settings, each combined with the other settings of ``make``: ``(("alpha", -1), ...)``.
     """
 
@@ -49,6 +52,7 @@ class Case:
     batches: int = 6
     make_unfit_state: Callable[[], State] | None = None
     refused: tuple[tuple[str, Any], ...] = ()
+    same_results: bool = attrs.field(default=False, kw_only=True)
 
     def new_state(self) -> State:
         """Return a new state, the same each time."""
@@ -120,6 +124,28 @@ def check_events(case: Case) -> None:
     never = sorted(places - ran) if not overrides_match(watch.algorithm) else []
     assert not never, f"{name} declares {never[0]!r} and never ran there" + (
         "." if never[0] in seen else ", as a pass left it out."
+    )
+
+
+def check_acts(case: Case) -> None:
+    """A training with it has other losses, weights or weights for evaluation than one without it."""
+    results, others = [], []
+    for algorithms in ([case.make()], []):
+        training = case.train(*algorithms)
+        training.run(case.batches)
+        model = training.state.model
+        modules = list(model.modules())
+        with evaluation_weights(training.state):
+            results.append(copy.deepcopy((training.losses, model.state_dict())))
+        formats = [tensor.stride() for tensor in model.state_dict().values()]
+        others.append(([type(module) for module in modules], formats, any(training.save()["algorithms"])))
+    name, remedy = type(case.make()).__name__, f"with more than the {case.batches} batches, or with other settings."
+    assert not equal(*results) or case.same_results, (
+        f"{name} acted in none of {case.batches} batches: losses and weights are those of a training without it. Test "
+        f"it {remedy} If it only computes the same in another way, pass same_results=True."
+    )
+    assert not equal(*results) or others[0] != others[1], (
+        f"{name} has neither changed nor stored anything. Test it {remedy}"
     )
 
 
@@ -357,6 +383,7 @@ CHECKS = (
     check_declarations,
     check_events,
     check_effects,
+    check_acts,
     check_order,
     check_no_effect,
     check_settings,
