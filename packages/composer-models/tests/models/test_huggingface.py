@@ -286,6 +286,7 @@ class TestCounts:
             ("GPT2DoubleHeadsModel", {}, True),
             ("Wav2Vec2ForPreTraining", {}, True),
             ("YolosForObjectDetection", {}, True),
+            ("MaskFormerForInstanceSegmentation", {}, True),
             ("MixtralForCausalLM", {"output_router_logits": True}, True),
             ("Qwen2MoeForCausalLM", {"output_router_logits": True}, True),
             ("Qwen2MoeForCausalLM", {"output_router_logits": True, "router_aux_loss_coef": 0.0}, False),

@@ -266,7 +266,8 @@ class HuggingFaceModel(PhaseMetricsModel):
         names, routed = self.model_forward_args, self.config.get_text_config()
         balances = getattr(routed, "output_router_logits", False) and getattr(routed, "router_aux_loss_coef", 1) != 0
         compares = "return_loss" in names and hasattr(self.config, "text_config")
-        counts = "sampled_negative_indices" in names or "ForObjectDetection" in type(base_of(self.model)).__name__
+        detects = type(base_of(self.model)).__name__.endswith(("ForObjectDetection", "DetrForSegmentation"))
+        counts = detects or "sampled_negative_indices" in names
         has_several = sum("label" in name for name in names) > 1
         return self._has_known_loss() and bool(balances or compares or counts or has_several)
 
