@@ -14,42 +14,20 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Sequence
-from typing import ClassVar
 
-import attrs
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from composer import Algorithm, Event, Logger, State, Trainer
+from composer import Callback, Trainer
 from composer import functional as cf
-from composer.core import Stage
+from composer.callbacks import GradualUnfreezing
 from composer.models import ComposerClassifier, composer_torchvision
 from composer.optim import LinearWithWarmupScheduler
 
 LEARNING_RATE = 2e-3
-
-
-@attrs.define(eq=False)
-class GradualUnfreezing(Algorithm):
-    """Train the last part of the network in the first epoch, and one more part in each of the next (arXiv:1801.06146).
-
-    The parts are the children of the network that have parameters. What is frozen depends on the epoch alone, so a
-    resumed training continues with the same parts.
-    """
-
-    runs_at: ClassVar = dict.fromkeys((Event.FIT_START, Event.EPOCH_START), Stage.WEIGHTS)
-    reads: ClassVar = {"model", "timestamp"}
-    writes: ClassVar = {"model"}
-    find_unused_parameters: ClassVar = True  # with several processes: frozen parameters get no gradient
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Freeze and unfreeze the parts."""
-        parts = [part for part in state.model.module.children() if any(True for _ in part.parameters())]
-        for place, part in enumerate(reversed(parts)):
-            part.requires_grad_(place <= int(state.timestamp.epoch))
 
 
 def load_data(digits: range, count: int | None = None) -> tuple[TensorDataset, TensorDataset]:
@@ -69,7 +47,7 @@ def train(
     data: tuple[TensorDataset, TensorDataset],
     optimizer: Optimizer,
     duration: str,
-    algorithms: Sequence[Algorithm] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> float:
     """Train a model and return its accuracy on the second part of the data."""
     with Trainer(
@@ -79,7 +57,7 @@ def train(
         eval_interval="1dur",
         optimizers=optimizer,
         schedulers=LinearWithWarmupScheduler(t_warmup="0.1dur"),  # multiplies the rates of all groups
-        algorithms=algorithms,
+        callbacks=callbacks,
         max_duration=duration,
         seed=0,
         progress_bar=False,
@@ -118,11 +96,11 @@ def fine_tune(network: nn.Module, duration: str = "12ep") -> dict[str, float]:
     model = with_new_head(network)
     results["all layers, one rate"] = train(model, data, AdamW(model.parameters(), lr=LEARNING_RATE), duration)
 
-    for name, algorithms in {"rates by depth": [], "and gradual unfreezing": [GradualUnfreezing()]}.items():
+    for name, callbacks in {"rates by depth": [], "and gradual unfreezing": [GradualUnfreezing()]}.items():
         model = with_new_head(network)
         # Each residual block has 0.7 times the learning rate of the next one.
         groups = cf.parameter_groups(model, lr=LEARNING_RATE, weight_decay=0.01, layer_decay=0.7)
-        results[name] = train(model, data, AdamW(groups), duration, algorithms)
+        results[name] = train(model, data, AdamW(groups), duration, callbacks)
     return results
 
 

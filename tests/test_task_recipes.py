@@ -100,7 +100,7 @@ class TestFineTuning:
             model=model,
             train_dataloader=torch.utils.data.DataLoader(data[0], batch_size=2, shuffle=True),
             optimizers=torch.optim.AdamW(fine_tuning.cf.parameter_groups(model, weight_decay=0.01)),
-            algorithms=[fine_tuning.GradualUnfreezing()],
+            callbacks=[fine_tuning.GradualUnfreezing()],
             seed=0,
             device="cpu",
             progress_bar=False,

@@ -7,6 +7,7 @@ from composer.callbacks.free_outputs import FreeOutputs
 from composer.callbacks.garbage_collector import GarbageCollector
 from composer.callbacks.generate import Generate
 from composer.callbacks.gradient_noise_scale import GradientNoiseScale
+from composer.callbacks.gradual_unfreezing import GradualUnfreezing
 from composer.callbacks.image_visualizer import ImageVisualizer
 from composer.callbacks.load_checkpoint import LoadCheckpoint
 from composer.callbacks.lr_monitor import LRMonitor
@@ -36,6 +37,7 @@ __all__ = [
     "GarbageCollector",
     "Generate",
     "GradientNoiseScale",
+    "GradualUnfreezing",
     "ImageVisualizer",
     "LRMonitor",
     "LoadCheckpoint",

@@ -1,0 +1,128 @@
+"""Groups of layers are trained one after the other."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+from composer.callbacks import GradualUnfreezing
+from composer.optim import LinearScheduler
+from fixtures import make_classifier, small_run
+
+
+def network():
+    """Return three layers with a norm after the first one."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3)
+    )
+
+
+def make_trainer(layers=None, optimizer=None, unfreezing=None, **options):
+    """Return a trainer with the callback."""
+    model = make_classifier(network() if layers is None else layers)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    callbacks = [unfreezing or GradualUnfreezing()]
+    return small_run(model=model, optimizers=optimizer, callbacks=callbacks, **{"max_duration": "4ep"} | options)
+
+
+def changes(trainer, epochs):
+    """Train epoch by epoch, and return the names of the modules that changed in each, also by statistics."""
+    layers, found = trainer.state.model.module, []
+    for _ in range(epochs):
+        before = {name: value.clone() for name, value in layers.state_dict().items()}
+        trainer.fit(duration="1ep")
+        found.append(
+            {name.split(".")[0] for name, value in layers.state_dict().items() if not value.equal(before[name])}
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("unfreezing", "expected"),
+    [
+        (GradualUnfreezing(), [{"6"}, {"3", "6"}, {"1", "3", "6"}, {"0", "1", "3", "6"}]),
+        (GradualUnfreezing(epochs=2), [{"6"}, {"6"}, {"3", "6"}, {"3", "6"}]),
+        (GradualUnfreezing(["6", ["1", "3"]]), [{"6"}, {"1", "3", "6"}, {"0", "1", "3", "6"}]),
+        (GradualUnfreezing([["6", "3"]]), [{"3", "6"}, {"0", "1", "3", "6"}]),
+        (GradualUnfreezing([]), [{"0", "1", "3", "6"}]),
+    ],
+)
+def test_groups_begin_in_their_epochs(unfreezing, expected):
+    """Weights and the statistics of norms change from the epoch of their group on, and not before."""
+    assert changes(make_trainer(unfreezing=unfreezing), len(expected)) == expected
+
+
+def test_frozen_before_stays_frozen():
+    """What the program does not train is not trained later, either."""
+    layers = network()
+    layers[3].requires_grad_(False)
+
+    assert changes(make_trainer(layers), 4)[-1] == {"0", "1", "6"}
+
+
+def test_tied_weights_are_in_the_first_group():
+    """A weight that two groups have is trained with the one that is trained first."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    layers[0].weight = layers[1].weight
+
+    make_trainer(layers).fit(duration="2ep")
+
+    assert layers[0].weight.requires_grad
+    assert not layers[0].bias.requires_grad
+
+
+def test_rates():
+    """Each group has a multiple of the rate of the group before, which a schedule multiplies."""
+    model = make_classifier(network())
+    optimizer = torch.optim.SGD(cf.parameter_groups(model, lr=0.1, weight_decay=0.1))
+    trainer = make_trainer(
+        model.module, optimizer, GradualUnfreezing(rates=0.5), schedulers=LinearScheduler(1.0, 0.5), max_duration="2ep"
+    )
+    rates = {parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+
+    assert [rates[trainer.state.model.module[place].weight] for place in (6, 3, 1, 0)] == [0.1, 0.05, 0.025, 0.0125]
+    assert {len(group["params"]) > 0 for group in optimizer.param_groups} == {True}
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.1}
+    trainer.fit()
+    assert min(group["lr"] for group in optimizer.param_groups) == pytest.approx(0.0125 / 2)
+
+
+def test_rates_with_a_scheduler_of_torch_raise():
+    """Such a scheduler has a list of the rates, which must not get longer."""
+    model = make_classifier(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    with pytest.raises(ValueError, match="rates must be 1 with a scheduler of torch"):
+        make_trainer(model.module, optimizer, GradualUnfreezing(rates=0.5))
+
+
+@pytest.mark.parametrize("stop", ["3ba", "5ba", "8ba", "10ba", "13ba", "15ba"])
+@pytest.mark.parametrize("rates", [1.0, 0.5])
+def test_resume_is_exact(tmp_path, stop, rates):
+    """A training that is resumed within an epoch or at its end equals an uninterrupted one, bit for bit."""
+    expected = make_trainer(unfreezing=GradualUnfreezing(rates=rates))
+    expected.fit()
+    stopped = make_trainer(unfreezing=GradualUnfreezing(rates=rates))
+    stopped.engine.on("batch_end", lambda state, _: state.stop_training(), every=stop)
+    stopped.fit()
+    path = stopped.save_checkpoint(str(tmp_path / "stopped"))
+
+    resumed = make_trainer(unfreezing=GradualUnfreezing(rates=rates), load_path=path)
+    resumed.fit()
+
+    pairs = zip(resumed.state.model.state_dict().values(), expected.state.model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_unknown_module_raises():
+    """The error has the names that exist."""
+    with pytest.raises(ValueError, match=r"modules in the Sequential, got 'fc'. Its parts are 0, 1, 3, 6;"):
+        make_trainer(unfreezing=GradualUnfreezing(["fc"]))
+
+
+def test_string_raises():
+    """One name is not a list."""
+    with pytest.raises(TypeError, match="groups must be a list of names of modules"):
+        GradualUnfreezing("fc")
