@@ -259,3 +259,22 @@ class TestCheckpoint:
 
         again = peft.PeftModel.from_pretrained(make_model("llama"), tmp_path / "exported")
         assert torch.equal(again.eval()(**batch)["logits"], model.eval()(batch)["logits"])
+
+    @pytest.mark.parametrize("alone", [True, False])
+    def test_export_of_resized_embeddings(self, alone, make_model, make_batch, tokenizer, save, tmp_path):
+        """PEFT reads the rows of new tokens from the exported folder."""
+        bare = make_model("llama", vocab_size=300)
+        bare.save_pretrained(tmp_path / "base")
+        options = {"allow_embedding_resizing": True, "peft_config": _lora(), "should_save_peft_only": alone}
+        model, batch = HuggingFaceModel(bare, tokenizer, **options), make_batch("llama")
+        _train(model, batch)
+
+        write_huggingface_pretrained_from_composer_checkpoint(
+            save(model), tmp_path / "exported", base_model=tmp_path / "base" if alone else None
+        )
+
+        torch.manual_seed(5)  # other values of the new rows
+        base = type(bare).from_pretrained(tmp_path / "base", local_files_only=True)
+        base.resize_token_embeddings(len(tokenizer))
+        again = peft.PeftModel.from_pretrained(base, tmp_path / "exported")
+        assert torch.equal(again.eval()(**batch)["logits"], model.eval()(batch)["logits"])

@@ -34,14 +34,14 @@ _PLAIN = (
 
 
 def describe(
-    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase | None, *, adapters_alone: bool
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase | None, adapters: Mapping[str, bool]
 ) -> dict[str, Any]:
     """Return the data that is needed, besides the weights, to reconstruct both.
 
     Args:
         model: The model.
         tokenizer: The tokenizer, or None.
-        adapters_alone: Whether only the adapters of the model are saved.
+        adapters: Of a model with adapters, whether these are ``"saved_alone"``, and exported ``"with_embeddings"``.
 
     Returns:
         Strings in lists and dictionaries: the name of the class, and the files that ``save_pretrained`` would write for
@@ -55,8 +55,7 @@ def describe(
     if tokenizer is not None:
         described["tokenizer"] = {"class": type(tokenizer).__name__, "files": _files_of(tokenizer)}
     if is_peft_model(model):
-        adapters = {name: _files_of(config) for name, config in model.peft_config.items()}
-        described["peft"] = {"adapters": adapters, "saved_alone": adapters_alone}
+        described["peft"] = {"adapters": {name: _files_of(one) for name, one in model.peft_config.items()}, **adapters}
     return described
 
 

@@ -371,8 +371,11 @@ class HuggingFaceModel(PhaseMetricsModel):
             ``{"huggingface": ...}``: the class of the model, and the contents of the files that ``save_pretrained``
             writes for configuration, tokenizer and adapters, as JSON-compatible data.
         """
-        alone = self.using_peft and self.should_save_peft_only
-        return {"huggingface": describe(self.model, self.tokenizer, adapters_alone=alone)}
+        adapters = {
+            "saved_alone": self.using_peft and self.should_save_peft_only,
+            "with_embeddings": bool(self.resized_embeddings),
+        }
+        return {"huggingface": describe(self.model, self.tokenizer, adapters)}
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write weights, configuration and tokenizer to a folder that Transformers' ``from_pretrained`` reads.
@@ -459,7 +462,8 @@ def write_huggingface_pretrained_from_composer_checkpoint(
 ) -> None:
     """Convert a checkpoint to a folder that Transformers' ``from_pretrained`` reads.
 
-    For a model with adapters, it is a folder with the adapters that ``PeftModel.from_pretrained`` reads.
+    For a model with adapters, it is a folder with the adapters that ``PeftModel.from_pretrained`` reads, and with the
+    embeddings if they were resized for the tokenizer: resize those of the base model before it reads the adapters.
 
     Args:
         checkpoint_path: The checkpoint's folder, also a remote one.
@@ -477,10 +481,10 @@ def write_huggingface_pretrained_from_composer_checkpoint(
         Traceback (most recent call last):
         FileNotFoundError: checkpoints/ep3-ba1200 must be a checkpoint: a folder with manifest.json, ...
     """
-    model, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(
-        checkpoint_path, local_checkpoint_save_location=local_checkpoint_save_location, base_model=base_model
-    )
-    write_pretrained(model, tokenizer, output_folder)
+    described, weights = read_checkpoint(checkpoint_path, local_checkpoint_save_location)
+    model, tokenizer = rebuild_model(described, weights, base_model=base_model), rebuild_tokenizer(described)
+    with_embeddings = (described.get("peft") or {}).get("with_embeddings", False)
+    write_pretrained(model, tokenizer, output_folder, with_embeddings=with_embeddings)
 
 
 def _check_model(model: object) -> None:
