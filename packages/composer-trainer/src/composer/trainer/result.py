@@ -12,6 +12,7 @@ from composer.core import TimeUnit
 from composer.core.checks import printable
 from composer.distributed import all_reduce_min
 from composer.loggers.values import Number, aligned, html_table, numbers_by_name
+from composer.trainer.evaluation.metrics import is_matrix
 
 if TYPE_CHECKING:
     from composer.core import State, Timestamp
@@ -89,7 +90,7 @@ def final_metrics(state: State, losses: Mapping[str, Any]) -> dict[str, Number]:
     of_labels.update(state.eval_metric_values)
     for label, metrics in of_labels.items():
         if isinstance(metrics, Mapping):  # a custom loop may have set values by name only
-            values |= {f"metrics/{label}/{name}": value for name, value in metrics.items()}
+            values |= {f"metrics/{label}/{name}": value for name, value in metrics.items() if not is_matrix(value)}
     return numbers_by_name([values])[0]
 
 

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, defa
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from composer.core import Callback, DataSpec, Evaluator, Event
+from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier, ComposerModel
 from composer.trainer import Trainer
 from fixtures import make_classifier, make_loader, small_run, weights
@@ -130,6 +131,17 @@ class TestCountedSamples:
         results = small_run(model=model).eval(DataSpec(loader, **functions))
 
         assert int(results["eval"]["matrix"].sum()) == 24
+
+    def test_confusion_matrix_is_a_table(self):
+        """A matrix is logged as one table, and not as a series for each element, in training and evaluation."""
+        memory, matrix = InMemoryLogger(), MulticlassConfusionMatrix(3)
+        model = ComposerClassifier(nn.Linear(4, 3), train_metrics={"matrix": matrix}, val_metrics={"matrix": matrix})
+        result = small_run(model=model, eval_dataloader=make_loader(8), max_duration="1ep", loggers=memory).fit()
+
+        assert set(memory.tables) == {"metrics/train/matrix", "metrics/eval/matrix"}
+        assert memory.tables["metrics/eval/matrix"]["columns"] == ["0", "1", "2"]
+        assert sum(map(sum, memory.tables["metrics/eval/matrix"]["rows"])) == 8
+        assert not [name for name in [*memory.data, *result.metrics] if "matrix" in name]
 
     def test_fewer_batches_than_the_length_warn(self):
         """The warning states both numbers; a subset that is complete does not warn."""

@@ -106,9 +106,22 @@ def update_train_metrics(state: State, batch: Batch) -> None:
 def log_train_metrics(state: State, logger: Logger) -> None:
     """Compute and log the training metrics."""
     state.train_metric_values = compute_metrics(state.train_metrics)
-    logger.log_metrics(
-        {f"metrics/{state.dataloader_label}/{name}": value for name, value in state.train_metric_values.items()}
-    )
+    log_values(logger, str(state.dataloader_label), state.train_metric_values)
+
+
+def log_values(logger: Logger, label: str, values: Mapping[str, Any]) -> None:
+    """Log computed metrics; a matrix, such as one of confusion, as a table and not as a series for each element."""
+    named = {f"metrics/{label}/{name}": value for name, value in values.items()}
+    tables = {name: value for name, value in named.items() if is_matrix(value)}
+    logger.log_metrics({name: value for name, value in named.items() if name not in tables})
+    for name, matrix in tables.items():
+        columns = list(map(str, range(matrix.shape[-1])))
+        logger.log_table(columns, matrix.reshape(-1, matrix.shape[-1]).tolist(), name)
+
+
+def is_matrix(value: Any) -> bool:
+    """Return whether a computed metric has more than one dimension and element."""
+    return isinstance(value, Tensor) and value.ndim > 1 and value.numel() > 1
 
 
 def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
