@@ -140,7 +140,9 @@ class TestPredict:
         for trainer in (plain, predicting):
             trainer.fit(duration="3ba")
             if trainer is predicting:
-                trainer.predict(DataLoader(TensorDataset(torch.rand(6, 4), torch.zeros(6)), shuffle=True))
+                trainer.predict(
+                    DataLoader(TensorDataset(torch.rand(6, 4), torch.zeros(6)), shuffle=True), with_targets=True
+                )
             trainer.fit(duration="7ba")
 
         assert torch.equal(weights(plain), weights(predicting))
@@ -171,3 +173,13 @@ class TestPredict:
         """A non-iterable and a number of batches out of range raise."""
         with pytest.raises(kind, match=r"iterable|subset_num_batches"):
             small_run().predict(loader, subset)
+
+    def test_shuffled_outputs_warn(self):
+        """Outputs in an unknown order give a warning; with targets, or only for callbacks, they do not."""
+        loader = DataLoader(TensorDataset(torch.rand(6, 4), torch.zeros(6)), shuffle=True)
+
+        with pytest.warns(UserWarning, match="shuffle=False, or give with_targets=True") as caught:
+            small_run().predict(loader)
+        assert caught[0].filename == __file__
+        small_run().predict(loader, with_targets=True)
+        small_run().predict(loader, return_outputs=False)

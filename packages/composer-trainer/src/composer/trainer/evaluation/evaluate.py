@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from composer.core import (
     DataSpec,
@@ -51,7 +51,13 @@ from composer.functional.dtensors import is_sharded
 from composer.functional.nested import join
 from composer.trainer.data.batches import batch_is_none, warn_of_repeats
 from composer.trainer.data.order import make_order
-from composer.trainer.evaluation.metrics import SupportsMetrics, compute_metrics, metrics_of, reduce_over_data
+from composer.trainer.evaluation.metrics import (
+    SupportsMetrics,
+    compute_metrics,
+    log_values,
+    metrics_of,
+    reduce_over_data,
+)
 from composer.trainer.resume.contract import load_objects, objects_to_evaluate, save_objects
 from composer.trainer.stopping import Stopped, StopSignals, agree_on_stop
 
@@ -332,7 +338,7 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
         )
     values = compute_metrics(metrics)
     state.eval_metric_values.record(evaluator.label, values)
-    engine.logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
+    log_values(engine.logger, evaluator.label, values)
     engine.run_event(Event.EVAL_END)
     return values
 
@@ -425,7 +431,13 @@ def predict(
     Raises:
         Stopped: A signal has stopped the prediction.
     """
-    state, collected = engine.state, Predictions()
+    state, collected, sampler = engine.state, Predictions(), getattr(spec.dataloader, "sampler", None)
+    if collect and not targets and (isinstance(sampler, RandomSampler) or getattr(sampler, "shuffle", False) is True):
+        warnings.warn(
+            "The outputs are those of a loader that shuffles, in an order that is not returned: predict from a loader "
+            "with shuffle=False, or give with_targets=True.",
+            stacklevel=4,
+        )
     with in_evaluation(engine), with_evaluation_weights(state):
         lengths = [length for length in (spec.length, subset) if length is not None and length != -1]
         state.set_dataloader(spec.dataloader, "predict", min(lengths, default=None))
