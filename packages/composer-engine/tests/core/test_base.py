@@ -113,7 +113,22 @@ def test_inherited_hooks(make):
 
 @pytest.mark.parametrize(
     ("name", "event"),
-    [("batch_ended", "batch_end"), ("on_epoch_end", "epoch_end"), ("afterbackward", "after_backward")],
+    [("on_train_epoch_end", "epoch_end"), ("on_validation_end", "eval_end"), ("on_step_end", "batch_end")],
+)
+def test_hooks_of_other_trainers(name, event):
+    """A hook of Lightning or Transformers gives a warning with the event of this library, whatever its arguments."""
+
+    def hook(self, trainer, pl_module):
+        pass
+
+    with pytest.warns(UserWarning, match=rf"Watch\.{name} is a hook of another trainer.* Define {event}\(self, state"):
+        type("Watch", (Callback,), {name: hook})
+    assert hasattr(Callback, event)
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [("batch_ended", "batch_end"), ("epoch_ends", "epoch_end"), ("afterbackward", "after_backward")],
 )
 def test_almost_the_name_of_an_event(name, event):
     """A method with the arguments of a hook and almost the name of an event gives a warning with the event."""

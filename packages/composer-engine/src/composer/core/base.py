@@ -132,6 +132,23 @@ class Algorithm(Serializable, ABC):
         return False
 
 
+_OF_OTHERS = {
+    **dict.fromkeys(("on_fit_start", "on_train_start", "on_train_begin"), "fit_start"),
+    **dict.fromkeys(("on_fit_end", "on_train_end"), "fit_end"),
+    **dict.fromkeys(("on_train_epoch_start", "on_epoch_start", "on_epoch_begin"), "epoch_start"),
+    **dict.fromkeys(("on_train_epoch_end", "on_epoch_end"), "epoch_end"),
+    **dict.fromkeys(("on_train_batch_start", "on_step_begin", "on_train_batch_begin"), "batch_start"),
+    **dict.fromkeys(("on_train_batch_end", "on_step_end"), "batch_end"),
+    **dict.fromkeys(("on_validation_start", "on_validation_epoch_start", "on_test_begin"), "eval_start"),
+    **dict.fromkeys(("on_validation_end", "on_validation_epoch_end", "on_evaluate", "on_test_end"), "eval_end"),
+    **dict.fromkeys(("on_validation_batch_end", "on_test_batch_end"), "eval_batch_end"),
+    **dict.fromkeys(("on_before_optimizer_step", "on_pre_optimizer_step"), "after_train_batch"),
+    **dict.fromkeys(("on_save_checkpoint", "on_save"), "batch_checkpoint"),
+    **dict.fromkeys(("on_predict_end", "on_predict_epoch_end"), "predict_end"),
+}
+"""Hooks of Lightning, Transformers and Keras by name, with the events of this library."""
+
+
 class Callback(Serializable):
     """Observes a run without changing its results.
 
@@ -145,10 +162,19 @@ class Callback(Serializable):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Warn of methods with the arguments of a hook and almost the name of an event: they would not be called."""
+        """Warn of methods with the arguments of a hook and almost the name of an event: they would not be called.
+
+        Also of hooks of Lightning, Transformers and Keras, with the name of the event.
+        """
         super().__init_subclass__(**kwargs)
         for name, method in vars(cls).items():
-            if inspect.isfunction(method) and [*inspect.signature(method).parameters] == ["self", "state", "logger"]:
+            if (event := _OF_OTHERS.get(name)) is not None:
+                warnings.warn(
+                    f"{cls.__name__}.{name} is a hook of another trainer, and is called at no event here. Define "
+                    f"{event}(self, state, logger) instead.",
+                    stacklevel=2,
+                )
+            elif inspect.isfunction(method) and [*inspect.signature(method).parameters] == ["self", "state", "logger"]:
                 close = difflib.get_close_matches(name, [*Event], n=1, cutoff=0.85)
                 if close and not hasattr(Callback, name) and not name.startswith("_"):
                     warnings.warn(
