@@ -119,6 +119,16 @@ class TestForwardAndLoss:
 
         assert torch.equal(listed[0]["boxes"], stacked[0]["boxes"])
 
+    def test_predictions_without_targets(self, model, batch):
+        """Images alone, in a list, a tensor or a tuple of one of these, are predicted as those with targets."""
+        model.eval()
+        images = batch[0][:2]
+        expected = [prediction["scores"] for prediction in model((images, batch[1][:2]))]
+
+        for alone in (images, tuple(images), torch.stack(images), (images,), [torch.stack(images)]):
+            assert count_detection_samples(alone) == 2
+            torch.testing.assert_close([prediction["scores"] for prediction in model(alone)], expected)
+
     def test_targets_are_not_modified(self, model, batch):
         """The batch can be reused after a step."""
         before = copy.deepcopy(batch)

@@ -133,11 +133,11 @@ class ComposerDetector(DetectionModel):
         self.module = module
         self._set_metrics(val_metrics)
 
-    def forward(self, batch: tuple[Sequence[Tensor], Sequence[Mapping[str, Tensor]]]) -> Any:
+    def forward(self, batch: tuple[Sequence[Tensor], Sequence[Mapping[str, Tensor]]] | Sequence[Tensor]) -> Any:
         """Compute the losses of a batch in training, and predictions in evaluation.
 
         Args:
-            batch: A pair ``(images, targets)``.
+            batch: A pair ``(images, targets)``; for predictions also the images alone, or ``(images,)``.
 
         Returns:
             In training a dictionary of scalars; in evaluation for each image a dictionary with ``boxes``,
@@ -148,6 +148,8 @@ class ComposerDetector(DetectionModel):
             ValueError: The number of targets differs from that of images, a target lacks boxes or labels, or a label is
                 out of range.
         """
+        if not self.training and (images := _images_alone(batch)) is not None:
+            return self.module(images)
         images, targets = _images_and_targets(batch)
         if not self.training:
             return self.module(images)
@@ -204,7 +206,7 @@ def count_detection_samples(batch: Any) -> int:
 
     Args:
         batch: A tuple, list or dictionary of parts with one item per image, such as ``(images, targets)`` or
-            ``{"inputs": …, "data_samples": …}``.
+            ``{"inputs": …, "data_samples": …}``; or the images alone.
 
     Raises:
         TypeError: ``batch`` is of another type.
@@ -215,6 +217,9 @@ def count_detection_samples(batch: Any) -> int:
         >>> count_detection_samples(([torch.rand(3, 8, 8), torch.rand(3, 9, 9)], [{}, {}]))
         2
     """
+    images = _images_alone(batch)
+    if images is not None:
+        return len(images)
     lengths = {len(part) for part in _parts(batch)}
     if len(lengths) != 1:
         raise ValueError(f"Every part of a batch must have one item per image, got lengths {sorted(lengths)}.")
@@ -246,6 +251,18 @@ def _parts(batch: Any) -> list[Any]:
     if isinstance(batch, (tuple, list)):
         return list(batch)
     raise TypeError(f"A batch for detection must be a tuple, list or dictionary of parts, got {type(batch).__name__}.")
+
+
+def _images_alone(batch: Any) -> Any:
+    """Return the images of a batch without targets: a tensor, a list of tensors, or one of these in a tuple or list."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 1 and not _is_image(batch[0]):
+        batch = batch[0]
+    is_list = isinstance(batch, (tuple, list)) and all(map(_is_image, batch))
+    return batch if is_list or (isinstance(batch, Tensor) and batch.ndim == 4) else None
+
+
+def _is_image(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.ndim == 3
 
 
 def _images_and_targets(batch: Any) -> tuple[Any, Any]:
