@@ -131,3 +131,12 @@ class TestBatches:
             ComposerRegressor(torch.sin)
         with pytest.raises(TypeError, match="loss_fn"):
             regressor(loss_fn="mse")
+
+
+@pytest.mark.parametrize(("outputs", "target"), [((torch.rand(2), torch.rand(2)), torch.rand(2)), (torch.rand(2), {})])
+def test_several_heads(outputs, target):
+    """The error for several outputs or targets states what to do."""
+    model = ComposerRegressor(nn.Identity())
+
+    with pytest.raises(TypeError, match=r"takes one tensor of (outputs, got tuple|targets, got dict).*torch\.cat"):
+        model.loss(outputs, (None, target))

@@ -13,7 +13,7 @@ from torchmetrics.detection import MeanAveragePrecision
 
 from composer.loss import DiceLoss
 from composer.metrics import CrossEntropy, Dice, MIoU
-from composer.models import ComposerSegmenter
+from composer.models import ComposerClassifier, ComposerSegmenter
 from fixtures.models import TwoHeads
 
 IMAGES = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -294,3 +294,22 @@ def test_several_classes_of_a_pixel():
 
     with pytest.raises(ValueError, match="MIoU is a metric of samples with one class"):
         model.update_metric((IMAGES, masks), model(IMAGES), model.get_metrics(is_train=True)["MIoU"])
+
+
+def test_one_score_of_each_pixel():
+    """The error names the model for it, whose MIoU is that of both classes."""
+    net, masks = nn.Conv2d(3, 1, 1), MASKS.clamp(max=1)
+    with pytest.raises(ValueError, match=r"use ComposerClassifier\(module, 2, val_metrics=MIoU\(2\)\)"):
+        ComposerSegmenter(net)
+    one_score = ComposerSegmenter(net, 2)
+    with pytest.raises(ValueError, match=r"Set ignore_index= for another\. For one score of each pixel use Composer"):
+        one_score.loss(one_score((IMAGES, masks)), (IMAGES, masks))
+
+    model = ComposerClassifier(net, 2, train_metrics=[], val_metrics=MIoU(2))
+    scores, metric = model((IMAGES, masks)), model.get_metrics()["MIoU"]
+    model.update_metric((IMAGES, masks), scores, metric)
+
+    expected = F.binary_cross_entropy_with_logits(scores, masks.unsqueeze(1).float())
+    torch.testing.assert_close(model.loss(scores, (IMAGES, masks)), expected)
+    found = (scores > 0).long().flatten()
+    assert metric.compute() == pytest.approx(100 * jaccard_score(masks.flatten(), found, average="macro"))

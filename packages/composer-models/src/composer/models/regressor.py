@@ -107,6 +107,13 @@ class ComposerRegressor(PairModel):
 
 def _aligned(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return both in the same type, as the backward pass of torch's losses requires; one number as (N,)."""
+    for name, value in (("outputs", outputs), ("targets", target)):
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"ComposerRegressor takes one tensor of {name}, got {type(value).__name__}. Concatenate the outputs "
+                "and targets of several heads in the module and the data by torch.cat; or derive from ComposerModel, "
+                "whose loss may return a dictionary with the loss of each head."
+            )
     if {outputs.shape[1:], target.shape[1:]} == {(), (1,)}:
         outputs, target = outputs.flatten(), target.flatten()
     dtype = torch.promote_types(outputs.dtype, torch.float32)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from composer.models.phase_metrics import Metrics
 
 
+_ONE_SCORE = " For one score of each pixel use ComposerClassifier(module, 2, val_metrics=MIoU(2)), without loss_fn."
+
+
 class ComposerSegmenter(PairModel):
     """A module with the loss and the metrics of semantic segmentation.
 
@@ -70,7 +73,9 @@ class ComposerSegmenter(PairModel):
         super().__init__(module, partial(soft_cross_entropy, ignore_index=ignore_index) if loss_fn is None else loss_fn)
         self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
         if self.num_classes < 2:
-            raise ValueError(f"num_classes must be at least 2, got {self.num_classes}. The background is a class too.")
+            raise ValueError(
+                f"num_classes must be at least 2, got {self.num_classes}. The background is a class too.{_ONE_SCORE}"
+            )
         self.ignore_index = ignore_index
         self.aux_weight = aux_weight
         default = _default_metrics(self.num_classes, ignore_index)
@@ -130,6 +135,7 @@ class ComposerSegmenter(PairModel):
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."
+        remedy += _ONE_SCORE if scores.shape[1] == 1 else ""
         return compute_loss(
             self.loss_fn, scores, masks, *args, smoothing=self._label_smoothing, remedy=remedy, **kwargs
         )
