@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import composer.algorithms
+from composer.core import Algorithm
 from fixtures.processes import run_processes
 
 ROOT = Path(__file__).parents[1]
@@ -119,6 +121,15 @@ def path_parts():
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     names = [Path(file).parts for file in files.splitlines()]
     return {one[start:end] for one in names for start in range(len(one)) for end in range(start + 1, len(one) + 1)}
+
+
+def test_number_of_methods():
+    """The first pages state how many algorithms there are; the site names four of them before."""
+    exported = [getattr(composer.algorithms, name) for name in composer.algorithms.__all__]
+    number = sum(isinstance(each, type) and issubclass(each, Algorithm) for each in exported)
+
+    assert f"It has {number} methods" in (ROOT / "README.md").read_text()
+    assert f"weight averaging and {number - 4} more" in (ROOT / "docs/index.md").read_text()
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: path.stem)
