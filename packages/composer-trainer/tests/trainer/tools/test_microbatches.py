@@ -158,6 +158,8 @@ class TestOthers:
         """Errors name what is missing."""
         with pytest.raises(TypeError, match="must be a Trainer"):
             check_microbatches(nn.Linear(1, 1))
+        with pytest.raises(ValueError, match="at least 1, got 0"):
+            check_microbatches(classifier(), 0)
         with pytest.raises(ValueError, match="less than the 8 samples"):
             check_microbatches(classifier(), 8)
         with pytest.raises(ValueError, match="needs a train_dataloader"):

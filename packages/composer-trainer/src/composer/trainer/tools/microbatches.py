@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from composer.core.step import Microbatch
     from composer.trainer.trainer import Trainer
 
-_ROUNDING, _ROUNDING_16_BITS = 1e-3, 0.05
+_ROUNDING, _ROUNDING_16_BITS = 1e-3, 0.02
 """Relative differences of gradients that rounding may cause."""
 
 
@@ -65,7 +65,9 @@ def check_microbatches(trainer: Trainer, microbatch_size: int | None = None) -> 
     with trial(state, spec.dataloader, steps=False), _NoDropout():
         state.batch, state.scaler = first_batch(state, spec, "train_dataloader"), None
         samples = int(spec.get_num_samples_in_batch(state.batch))
-        size = microbatch_size or state.device_train_microbatch_size or (samples + 1) // 2
+        size = microbatch_size
+        if size is None:
+            size = state.device_train_microbatch_size or (samples + 1) // 2
         check_whole("microbatch_size", size, 1, "It counts samples.")
         if size >= samples:
             raise ValueError(f"microbatch_size must be less than the {samples} samples of the batch, got {size}.")
