@@ -89,6 +89,34 @@ def test_state_that_is_no_tensor_is_rejected():
         end(lambda parameters: Counting(parameters, lr=0.01), guard())
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_tensors_in_lists_are_restored(in_place):
+    """Lists of tensors in a state or a group, as of SOAP, are restored, also if a step replaces them."""
+    made = []
+
+    class Preconditioned(optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                self._add(group, group["params"][0].grad.abs().sum())
+                for weight in group["params"]:
+                    self.state[weight]["rule"] = "ab,b->a"
+                    self._add(self.state[weight], weight.grad.abs().sum())
+
+        def _add(self, held, value):
+            [total] = held.setdefault("factors", [torch.zeros(())])
+            held["factors"] = [total.add_(value) if in_place else total + value]
+
+    def make(parameters):
+        made.append(Preconditioned(parameters, lr=0.01))
+        return made[-1]
+
+    end(make, guard())
+
+    held = [*made[0].state.values(), *made[0].param_groups]
+    assert all(0 < total["factors"][0] < 1e3 for total in held)
+
+
 def test_first_step_of_a_weight_is_not_undone():
     """A step in which an optimizer creates state is kept, as the state cannot be removed, and does not count."""
     model = WithLoss(make_network())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import types
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from composer import functional as cf
 from composer.core import Algorithm, BatchKey, Event, Logger, Precision, Stage, State, saved
@@ -25,6 +27,8 @@ from composer.functional.training.gradient_clipping import list_gradients, measu
 _log = logging.getLogger(__name__)
 
 _NAMED = 32  # spikes, of which the batch and its samples are stored
+_OF_SCHEDULES = frozenset({"params", "lr", "initial_lr", "scheduled_lr"})  # settings that a step does not change
+_NESTED = (Tensor, list, tuple, dict)
 
 
 def _to_deviations(given: str | float) -> Any:
@@ -205,30 +209,28 @@ class _Snapshot:
     """What a step of optimizers changes, and its copies."""
 
     optimizers: Sequence[Optimizer]
-    tensors: list[Tensor]
+    weights: list[list[Tensor]]
     copies: list[Tensor]
-    num_states: int
 
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer]) -> _Snapshot:
         """Copy the weights that have gradients, and their state."""
-        changed = [
-            tensor for one in optimizers for weight in _trained(one) for tensor in (weight, *_state_of(one, weight))
-        ]
-        tensors = local_parts(changed)
+        weights = [_trained(optimizer) for optimizer in optimizers]
+        tensors = _changed(optimizers, weights)
         copies = [torch.empty_like(tensor) for tensor in tensors]
         if tensors:
             torch._foreach_copy_(copies, tensors)
-        return cls(optimizers, tensors, copies, _num_states(optimizers))
+        return cls(optimizers, weights, copies)
 
     def restore(self, is_wanted: Tensor) -> Tensor:
         """Undo the step where ``is_wanted``, a tensor, is true; return whether it was undone.
 
         The step in which an optimizer has created the state of a weight is not undone.
         """
-        if _num_states(self.optimizers) != self.num_states:
+        tensors = _changed(self.optimizers, self.weights)  # again, as an optimizer may replace the tensors of its state
+        if [tensor.shape for tensor in tensors] != [copy.shape for copy in self.copies]:
             return torch.zeros_like(is_wanted)
-        for tensor, copy in zip(self.tensors, self.copies, strict=True):  # torch has no such function for lists
+        for tensor, copy in zip(tensors, self.copies, strict=True):  # torch has no such function for lists
             torch.where(is_wanted.to(tensor.device), copy, tensor, out=tensor)
         return is_wanted
 
@@ -238,21 +240,33 @@ def _trained(optimizer: Optimizer) -> list[Tensor]:
     return [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
 
 
-def _num_states(optimizers: Sequence[Optimizer]) -> int:
-    return sum(len(state) for optimizer in optimizers for state in optimizer.state.values())
+def _changed(optimizers: Sequence[Optimizer], weights: list[list[Tensor]]) -> list[Tensor]:
+    """Return this process's parts of weights, and of the tensors in their states and in groups on their device."""
+    found: list[Tensor] = []
+    for optimizer, trained in zip(optimizers, weights, strict=True):
+        for weight in trained:
+            found += (weight, *_state_of(optimizer, weight))
+        devices = {weight.device for weight in trained}
+        for group in optimizer.param_groups:
+            held = [value for name, value in group.items() if name not in _OF_SCHEDULES and isinstance(value, _NESTED)]
+            found += [one for one in tree_leaves(held) if isinstance(one, Tensor) and one.device in devices]
+    return local_parts(found)
 
 
 def _state_of(optimizer: Optimizer, weight: Tensor) -> list[Tensor]:
     """Return the state of a weight, tensors on its device."""
-    state = {name: value for name, value in optimizer.state.get(weight, {}).items() if value is not None}
-    for name, value in state.items():
-        if not isinstance(value, Tensor) or value.device != weight.device:
-            raise ValueError(
-                f"SkipSpikes cannot undo a step of {type(optimizer).__name__} without waiting for the device: "
-                f"{name!r} in its state is on the host. Pass fused=True or capturable=True to an optimizer of torch, "
-                "or set action='clip'."
-            )
-    return list(state.values())
+    found = []
+    for name, value in optimizer.state.get(weight, {}).items():
+        for leaf in (value,) if isinstance(value, Tensor) else tree_leaves(value):
+            if isinstance(leaf, Tensor) and leaf.device == weight.device:
+                found.append(leaf)
+            elif not isinstance(leaf, (str, bool, torch.dtype, torch.device, types.NoneType)):
+                raise ValueError(
+                    f"SkipSpikes cannot undo a step of {type(optimizer).__name__} without waiting for the device: "
+                    f"{name!r} in its state is on the host. Pass fused=True or capturable=True to an optimizer of "
+                    "torch, or set action='clip'."
+                )
+    return found
 
 
 def _can_decide_first(state: State, optimizers: Sequence[Optimizer]) -> bool:
