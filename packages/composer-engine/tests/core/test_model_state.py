@@ -260,6 +260,41 @@ class TestOptimizers:
             "SGD.1": ["2.weight", "2.bias"],
         }
 
+    def test_values_of_other_types(self):
+        """Types, devices, shapes and lists of tensors in groups and states, as of Kron, are saved and loaded."""
+
+        class Preconditioned(torch.optim.SGD):
+            def step(self, closure=None):
+                super().step()
+                for group in self.param_groups:
+                    group.setdefault("factors", [torch.zeros(2)])[0].add_(1)
+                    for weight in group["params"]:
+                        held = self.state[weight]
+                        held.setdefault("dtype", torch.bfloat16)
+                        held.setdefault("factors", [torch.zeros(size, dtype=torch.float64) for size in weight.shape])[
+                            0
+                        ].add_(1)
+                        held["rules"] = ("ab,b->a", [None, weight.shape])
+
+        def make(dtype, device):
+            model = make_net()
+            group = {"params": list(model.parameters()), "dtype": dtype, "placed": [torch.device(device)]}
+            return State(model=model, optimizers=Preconditioned([group], lr=0.1))
+
+        first, second = make(torch.bfloat16, "meta"), make(None, "cpu")
+        step(step(first))
+
+        second.load_optim_state({"optimizers": first.get_optim_state_dict()})
+
+        [saved], [loaded] = first.optimizers[0].param_groups, second.optimizers[0].param_groups
+        assert (loaded["dtype"], loaded["placed"]) == (torch.bfloat16, [torch.device("meta")])
+        assert torch.equal(loaded["factors"][0], saved["factors"][0])
+        for own, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+            expected, held = first.optimizers[0].state[own], second.optimizers[0].state[other]
+            assert (held["dtype"], held["rules"]) == (torch.bfloat16, ("ab,b->a", [None, tuple(own.shape)]))
+            assert all(map(torch.equal, held["factors"], expected["factors"]))
+            assert {factor.dtype for factor in held["factors"]} == {torch.float64}  # and not that of the weight
+
     def test_nothing_changes_if_one_raises(self, trained):
         """A state with which ``load_state_dict`` of the second of two optimizers fails changes neither."""
         model = make_net()

@@ -29,7 +29,7 @@ from composer.checkpoint import (
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.saver import DueSaves
 from composer.compat.stores import RemoteUploaderDownloader
-from composer.core import Callback, Evaluator, Event, Interval
+from composer.core import Callback, Evaluator, Event, Interval, NotSerializableError
 from composer.models import ComposerClassifier
 from fixtures import make_classifier, make_loader, record, small_run, weights
 
@@ -137,7 +137,33 @@ class TestWhen:
         assert len(values) == 2
 
 
+class Unsaved(torch.optim.SGD):
+    """Has an object in its groups, or creates one in the first step."""
+
+    def __init__(self, model, *, at_once):
+        super().__init__([{"params": list(model.parameters()), **({"rule": object()} if at_once else {})}], lr=0.1)
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.state[self.param_groups[0]["params"][0]]["rule"] = object()
+
+
 class TestWhat:
+    @pytest.mark.parametrize(("at_once", "batches"), [(True, 0), (False, 1)])
+    def test_optimizer_that_cannot_be_saved(self, make_trainer, tmp_path, at_once, batches):
+        """The error is raised before the training, or after the step that creates what cannot be saved."""
+        model = make_classifier()
+        settings = {"model": model, "optimizers": Unsaved(model, at_once=at_once)}
+        trainer = make_trainer(CheckpointSaver(str(tmp_path), save_interval="3ep"), **settings)
+
+        with pytest.raises(NotSerializableError, match=r"optimizers\.Unsaved\..*rule: object .* cannot be saved"):
+            trainer.fit()
+
+        assert trainer.state.timestamp.batch == batches
+        without = CheckpointSaver(str(tmp_path / "weights"), weights_only=True)
+        model = make_classifier()
+        make_trainer(without, model=model, optimizers=Unsaved(model, at_once=at_once)).fit()
+
     def test_resume(self, make_trainer, tmp_path):
         """A new program that loads a checkpoint produces bit-identical results."""
         saver = CheckpointSaver(tmp_path, save_interval="1ep")

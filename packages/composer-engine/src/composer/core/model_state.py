@@ -20,7 +20,7 @@ from composer.core.checks import nearest, shortened
 from composer.core.components import by_key
 from composer.core.optimizers import held_parameters, unwrapped
 from composer.core.plain_data import NotSerializableError, is_number, plain
-from composer.core.serialization import from_data
+from composer.core.serialization import coded, decoded, from_data
 from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, shard_like, without_repeats
 
@@ -218,8 +218,13 @@ def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
     name_of = dict(zip(held_parameters(numbered["param_groups"]), parameters, strict=True))
     groups = zip(numbered["param_groups"], by_group, strict=True)
     state = {
-        "state": {name_of[number]: dict(held) for number, held in numbered["state"].items()},
-        "param_groups": [{**group, "params": group_names} for group, group_names in groups],
+        "state": {
+            name_of[number]: {
+                item: value if isinstance(value, Tensor) else coded(value) for item, value in held.items()
+            }
+            for number, held in numbered["state"].items()
+        },
+        "param_groups": [{**coded(group), "params": group_names} for group, group_names in groups],
     }
     named: dict[str, Any] = plain(state, f"optimizers.{key}")
     for name, held in named["state"].items():
@@ -370,8 +375,9 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
         if key in saved:
             former.append((optimizer, optimizer.state, [*optimizer.param_groups]))
             try:
-                _add_groups(model, optimizer, saved[key]["param_groups"])
-                _load_named_state(_named_parameters(model, optimizer), optimizer, saved[key])
+                data = decoded({}, saved[key], type(optimizer), f"optimizers.{key}")
+                _add_groups(model, optimizer, data["param_groups"])
+                _load_named_state(_named_parameters(model, optimizer), optimizer, data)
             except Exception as error:
                 undo()
                 # This is a limit of the machine, and not an error in the saved state.
@@ -423,6 +429,16 @@ def _restore_dtypes(held: dict[Any, Any], values: Mapping[Any, Any]) -> None:
     # bitsandbytes saves its tensors in a dictionary within that of the parameter, and holds them without.
     nested = [inner.items() for inner in values.values() if isinstance(inner, dict)]
     for field, value in itertools.chain(values.items(), *nested):
-        own = held.get(field)
-        if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
-            held[field] = value.to(own.device)
+        if field in held:
+            held[field] = _restored(held[field], value)
+
+
+def _restored(own: Any, value: Any) -> Any:
+    """Return loaded state with the dtype of the saved tensors, and with the strings, which torch also converts."""
+    if isinstance(own, Tensor) and isinstance(value, Tensor):
+        return own if own.dtype == value.dtype else value.to(own.device)
+    if isinstance(own, dict) and isinstance(value, dict) and own.keys() == value.keys():
+        return {key: _restored(own[key], item) for key, item in value.items()}
+    if type(own) is type(value) and type(value) in {list, tuple} and len(own) == len(value):
+        return type(value)(map(_restored, own, value))
+    return value if isinstance(own, str) and isinstance(value, str) else own

@@ -402,9 +402,11 @@ def coded(value: Any, path: str = "", depth: int = 0) -> Any:
     if isinstance(value, dict) and not isinstance(value, (OrderedDict, defaultdict)):
         check_depth(path, depth)
         return {_coded_key(key): coded(item, at(path, key), depth + 1) for key, item in value.items()}
-    if type(value) in {list, tuple}:
+    if type(value) in {list, tuple, torch.Size}:
         check_depth(path, depth)
-        return type(value)(coded(item, at(path, index), depth + 1) for index, item in enumerate(value))
+        return (list if type(value) is list else tuple)(
+            coded(item, at(path, index), depth + 1) for index, item in enumerate(value)
+        )
     return value
 
 

@@ -32,6 +32,7 @@ from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all
 from composer.core import Callback, Event, Interval, Logger, State, Time
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run
+from composer.core.model_state import optimizer_states
 from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
@@ -156,7 +157,7 @@ class CheckpointSaver(Callback):
     def _reset(self) -> None:
         """Forget what belongs to an earlier training, as the clock may have been set back."""
         self._due = DueSaves(self.save_interval, self.keep_best)
-        self._last = None
+        self._last, self._has_stepped = None, False
 
     @property
     def saved_checkpoints(self) -> list[str]:
@@ -185,8 +186,10 @@ class CheckpointSaver(Callback):
 
         Raises:
             ValueError: There are no data with the label of the metric of ``keep_best``.
+            NotSerializableError: An optimizer contains something that is neither data nor a tensor.
         """
         reject_fsdp1(state.model)
+        self._check_optimizers(state)
         labels = [state.dataloader_label or "train", *state.eval_metrics]
         if self.keep_best is not None and self._due.best_label not in labels:
             raise ValueError(
@@ -209,8 +212,16 @@ class CheckpointSaver(Callback):
         """Note that the training metrics of an epoch have been computed."""
         self.eval_end(state, logger)
 
+    def _check_optimizers(self, state: State) -> None:
+        """Raise an error for what cannot be saved of optimizers before a training, instead of at its first save."""
+        if not self.weights_only:
+            optimizer_states(state.model, state.optimizers)
+
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Save if a checkpoint is due, and raise the error of a save in the background."""
+        if not self._has_stepped:
+            self._check_optimizers(state)  # with what the first step has created
+            self._has_stepped = True
         self._save_if_due(state, Event.BATCH_CHECKPOINT)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
