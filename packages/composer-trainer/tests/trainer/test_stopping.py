@@ -13,12 +13,13 @@ import time
 import weakref
 
 import pytest
+import torch
 
 from composer.checkpoint import newest_checkpoint
 from composer.core import Callback
 from composer.trainer import stopping
 from composer.trainer.stopping import BatchLimit, Stopped, StopSignals
-from fixtures import make_classifier, make_loader, small_run
+from fixtures import make_classifier, make_loader, runs, small_run
 
 PROGRAM = """
 import signal, sys, time, torch
@@ -82,10 +83,11 @@ def run_with_signals(number, path, times=1, call="trainer.fit()"):
 class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_sigterm_completes_the_batch_and_closes(self, tmp_path, number):
-        """The batch is completed, FIT_END and close run, and the process exits as expected."""
+        """The batch is completed, FIT_END and close run, after Ctrl-C at the exit, and it exits as expected."""
         code, lines = run_with_signals(number, path := tmp_path / "log.jsonl")
 
-        assert lines == ["step", "done", "step", "done", "end", "closed", "left"]
+        closing = ["closed", "left"] if number is signal.SIGTERM else ["left", "closed"]
+        assert lines == ["step", "done", "step", "done", "end", *closing]
         assert code == (143 if number is signal.SIGTERM else -signal.SIGINT)
         records = [json.loads(line) for line in path.read_text().splitlines()]
         assert [record["batch"] for record in records if "loss/train/total" in record.get("metrics", {})] == [0, 1]
@@ -96,7 +98,8 @@ class TestSignals:
         """The current batch is completed, callbacks and loggers are closed, and the process exits as expected."""
         code, lines = run_with_signals(number, tmp_path / "log.jsonl", call=call)
 
-        assert [line for line in lines if line != "evaluated"] == ["step", "done", "step", "done", "closed", "left"]
+        closing = ["closed", "left"] if number is signal.SIGTERM else ["left", "closed"]
+        assert [line for line in lines if line != "evaluated"] == ["step", "done", "step", "done", *closing]
         assert code == (143 if number is signal.SIGTERM else -signal.SIGINT)
 
     def test_second_ctrl_c_exits_immediately(self, tmp_path):
@@ -232,6 +235,78 @@ def test_loss_of_a_process_is_timed_from_when_it_is_seen(monkeypatch):
     [(seconds, reason)] = ended
     assert seconds > 0.25  # the clock is read before the loss is seen
     assert reason == "batch 7 did not end after a SIGTERM and the end of another process"
+
+
+class Interrupting(Callback):
+    """Sends a Ctrl-C at an event, once, and records when it is closed."""
+
+    def __init__(self, event):
+        self.closed, self.is_sent = False, False
+        setattr(self, event, self.send)
+
+    def send(self, state, logger):
+        if int(state.timestamp.batch) == 7 and not self.is_sent:
+            self.is_sent = True
+            signal.raise_signal(signal.SIGINT)
+
+    def batch_start(self, state, logger):
+        pass
+
+    def eval_batch_start(self, state, logger):
+        pass
+
+    def close(self, state, logger):
+        self.closed = True
+
+
+class TestCtrlC:
+    @pytest.fixture(autouse=True)
+    def usual_handler(self):
+        """Raise KeyboardInterrupt at a Ctrl-C, as notebooks do."""
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+        signal.signal(signal.SIGINT, before)
+
+    def run(self, *callbacks):
+        return small_run(
+            max_duration="4ep", eval_dataloader=make_loader(seed=1), eval_interval="7ba", seed=17, callbacks=callbacks
+        )
+
+    @pytest.mark.parametrize("event", ["batch_start", "eval_batch_start"])
+    def test_trainer_continues(self, event):
+        """After a Ctrl-C in a training or its evaluation, eval and predict work, and fit completes the training."""
+        expected, interrupting = self.run(), Interrupting(event)
+        expected.fit()
+        trainer = self.run(interrupting)
+
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit()
+        values, outputs = trainer.eval(), trainer.predict(make_loader())
+        between = int(trainer.state.timestamp.batch)
+        trainer.fit()
+
+        assert (between, len(values["eval"]), len(outputs)) == (8 if event == "batch_start" else 7, 2, 5)
+        assert int(trainer.state.timestamp.batch) == 20
+        weights = trainer.state.model.state_dict()
+        assert all(torch.equal(weights[name], one) for name, one in expected.state.model.state_dict().items())
+        assert not interrupting.closed
+
+    def test_closed_with_the_trainer(self):
+        """What was interrupted is closed by close(), and when the trainer is deleted."""
+        closed = []
+        for how in ("close", "del"):
+            interrupting = Interrupting("batch_start")
+            trainer = self.run(interrupting)
+            with pytest.raises(KeyboardInterrupt):
+                trainer.fit()
+            if how == "close":
+                trainer.close()
+            runs._runs.remove(trainer)
+            del trainer
+            gc.collect()
+            closed.append(interrupting.closed)
+
+        assert closed == [True, True]
 
 
 class TestListening:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from composer.algorithms import EMA
 from composer.core import Algorithm, Callback
 from composer.distributed.environment import get_tensor_parallel_size, set_tensor_parallel_size
 from composer.loggers import InMemoryLogger
@@ -38,6 +39,30 @@ class TestErrors:
         assert fails.closed
         with pytest.raises(RuntimeError, match="closed"):
             trainer.fit()
+
+    def test_after_an_error(self, tmp_path):
+        """After an error in a step, eval, predict and save_checkpoint work with algorithms, without callbacks."""
+        seen, data = [], make_loader(seed=1)
+        log = InMemoryLogger()
+
+        class Fails(Callback):
+            def before_backward(self, state, logger):
+                if int(state.timestamp.batch) == 3:
+                    raise OSError("on purpose")
+
+            def eval_start(self, state, logger):
+                seen.append(state)
+
+        trainer = small_run(callbacks=Fails(), algorithms=EMA("1ba"), loggers=log, eval_dataloader=data, max_duration=1)
+        with pytest.raises(OSError, match="on purpose"):
+            trainer.fit()
+        logged = len(log.data)
+        values, outputs = trainer.eval()["eval"], trainer.predict(data)
+        again = small_run(load_path=trainer.save_checkpoint(str(tmp_path / "one")), algorithms=EMA("1ba"))
+
+        assert again.eval(data)["eval"] == values
+        assert all(torch.equal(one, other) for one, other in zip(outputs, again.predict(data), strict=True))
+        assert (seen, len(log.data), int(again.state.timestamp.batch)) == ([], logged, 3)
 
     def test_closed_trainer(self):
         """A trainer that was closed raises also if its training is complete."""

@@ -93,7 +93,7 @@ class Engine:
         self._table: dict[str, tuple[Call, ...]] = {}  # of each event that has run since the last change of the plan
         self._plan: Plan | None = None
         self._warned: set[str] = set()
-        self._closed = False
+        self._closed = self._may_evaluate = False
         # It sees the next BATCH_END after a step: without an entry in the table it is compiled again.
         self._loop = _LoopCheck(state, on_step=lambda: self._table.pop(Event.BATCH_END, None))
         if algorithms is not None:
@@ -211,15 +211,19 @@ class Engine:
         for algorithm in self.state.algorithms:
             algorithm.restore(self.state)
 
-    def close(self) -> None:
+    def close(self, *, may_evaluate: bool = False) -> None:
         """Close callbacks and loggers, once; the engine runs no further event.
+
+        Args:
+            may_evaluate: Whether algorithms still run at the events of evaluations and predictions, as after an error
+                in a training.
 
         Raises:
             BaseException: The first error, after all have been closed; Ctrl-C and ``SystemExit`` before other errors.
         """
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._may_evaluate = True, may_evaluate
         self._table = {}
         self._loop.close()
         errors: list[BaseException] = []
@@ -233,6 +237,7 @@ class Engine:
                 close()
             except BaseException as error:  # noqa: BLE001  (raised below, when the others are closed)
                 errors.append(error)
+        self.logger = Logger(self.state)  # without the closed ones
         if errors:
             errors.sort(key=lambda error: isinstance(error, Exception))
             for also in errors[1:]:
@@ -247,8 +252,8 @@ class Engine:
         """
         if self._closed:
             raise RuntimeError(
-                "The engine is closed and runs no further event: close() was called, or a run ended by an error. Make "
-                "a new Trainer or Engine."
+                "The engine is closed and runs no further event: close() was called, or a run ended by an error, after "
+                "which a Trainer still evaluates, predicts and saves. Make a new Trainer or Engine."
             )
 
     def _forget_plan(self) -> None:
@@ -257,11 +262,14 @@ class Engine:
         self._table = {}
 
     def _compile(self, event: Event | str) -> tuple[Call, ...]:
-        self.check_open()
         event = _event_of(event)
+        if not (self._may_evaluate and (event.is_eval or event.is_predict)):
+            self.check_open()
         entries = self.explain().entries
-        self._loop.notice(event, entries)
-        calls = self._calls(event, entries.get(event, ()))
+        if not self._closed:
+            self._loop.notice(event, entries)
+        own = [one for one in entries.get(event, ()) if not self._closed or one.kind == "algorithm"]
+        calls = self._calls(event, own)
         if event is Event.INIT:
             calls = (*calls, self._warn_of_open_callbacks)
         # The end of an epoch without batches is not enough for the check of the loop: the next one is checked again.
@@ -307,7 +315,8 @@ class Engine:
         return only_when_due(call, entry.every, event, state)
 
     def _wrappers(self, method: str) -> list[Callback]:
-        return [component for component in self._callbacks() if overrides(component, Callback, method)]
+        components = () if self._closed else self._callbacks()
+        return [component for component in components if overrides(component, Callback, method)]
 
     def _callbacks(self) -> list[Callback]:
         return [*self.state.callbacks, *self.logger.destinations]

@@ -117,6 +117,7 @@ class StopSignals:
     Attributes:
         received: The signal that this process has received.
         is_agreed: Whether a process has received a signal and all know it. One process alone always does.
+        has_stopped: Whether a signal has stopped what is in the context, and nothing else has ended it.
 
     Example:
         >>> with StopSignals() as signals:
@@ -126,7 +127,7 @@ class StopSignals:
 
     def __init__(self, batch: Callable[[], int | None] = lambda: None) -> None:
         self.received: signal.Signals | None = None
-        self.is_agreed = False
+        self.is_agreed = self.has_stopped = False
         self._before: dict[signal.Signals, Any] = {}
         self._limit = BatchLimit(batch)
         self._wakeup: socket.socket | None = None
@@ -154,6 +155,7 @@ class StopSignals:
             self._wakeup.close()
             self._wakeup = None
         if self.received is not None and (error is None or isinstance(error, Stopped)):
+            self.has_stopped = True
             handler = before.get(self.received)
             if not callable(handler):
                 raise SystemExit(128 + self.received) from None

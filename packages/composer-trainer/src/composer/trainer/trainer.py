@@ -359,10 +359,10 @@ class Trainer(Assembly):
 
         It calls ``model.train()``, but norms with running statistics that are frozen and in evaluation mode stay in it.
         A further call continues where the last one stopped. Arguments that are None keep the constructor's values. It
-        returns immediately if training is already complete. An error closes the trainer, so that loggers complete their
-        output. After Ctrl-C or SIGTERM the batch, also of an evaluation, is finished, callbacks run ``FIT_END``, the
-        trainer is closed, and ``KeyboardInterrupt`` or ``SystemExit(143)`` is raised. A second Ctrl-C stops
-        immediately. What was due is done first after a resume.
+        returns immediately if training is already complete. An error closes callbacks and loggers; the trainer can then
+        evaluate, predict and save without them. After Ctrl-C or SIGTERM the batch, also of an evaluation, is finished,
+        callbacks run ``FIT_END``, and ``KeyboardInterrupt`` or ``SystemExit(143)``, which closes the trainer, is
+        raised; a second Ctrl-C stops within the batch. What was due is done first by the next call, or after a resume.
 
         Args:
             train_dataloader: The data to train on.
@@ -445,7 +445,7 @@ class Trainer(Assembly):
 
     def _train(self, run: Run) -> tuple[Mapping[str, torch.Tensor], str]:
         # torchrun sends a SIGTERM to the other processes when one has exited.
-        with self._closing_on_error(), run.signals, explaining_loss():
+        with self._stopped_by(run.signals), explaining_loss():
             self._resume_state.resume()
             train(run)
             losses, reason = run.losses, reason_of_end(run)
@@ -480,7 +480,7 @@ class Trainer(Assembly):
         if eval_dataloader is not None:
             check_can_be_evaluated(self.state.model)
             prepare_metrics(self.state, evaluators)
-        with self._closing_on_error(), StopSignals(lambda: int(self.state.eval_timestamp.batch)) as signals:
+        with self._stopped_by(StopSignals(lambda: int(self.state.eval_timestamp.batch))) as signals:
             self.engine.run_event(Event.EVAL_STANDALONE_START)
             results = evaluate(self.engine, evaluators, subset, signals)
             self.engine.run_event(Event.EVAL_STANDALONE_END)
@@ -517,7 +517,7 @@ class Trainer(Assembly):
         check_flags(return_outputs=return_outputs, join=join, with_targets=with_targets)
         check_subset("subset_num_batches", subset_num_batches)
         spec, subset = ensure_data_spec(dataloader), self._dry_run or subset_num_batches
-        with self._closing_on_error(), StopSignals(lambda: int(self.state.predict_timestamp.batch)) as signals:
+        with self._stopped_by(StopSignals(lambda: int(self.state.predict_timestamp.batch))) as signals:
             collected = predict(self.engine, spec, subset, signals, collect=return_outputs, targets=with_targets)
         return collected.joined() if join else collected.outputs
 

@@ -13,6 +13,7 @@ import contextlib
 import copy
 import logging
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -40,6 +41,7 @@ from composer.trainer.tools.hyperparameters import hyperparameters, plain_settin
 if TYPE_CHECKING:
     from composer.trainer.run import Run
     from composer.trainer.settings.groups import Settings
+    from composer.trainer.stopping import StopSignals
 
 _log = logging.getLogger(__name__)
 
@@ -209,11 +211,14 @@ class Assembly:
 
     def close(self) -> None:
         """Close callbacks and loggers, once, and stop the loader's workers; the trainer cannot be used afterwards."""
+        self._close()
+
+    def _close(self, *, may_evaluate: bool = False) -> None:
         try:
             if self._data.batches is not None:
                 self._data.batches.close()
         finally:
-            self.engine.close()
+            self.engine.close(may_evaluate=may_evaluate)
         if getattr(self.state.model, "logger", None) is self.logger:
             self.state.model.logger = None
 
@@ -247,16 +252,25 @@ class Assembly:
         self.state.device_train_microbatch_size = size if isinstance(size, int) else None
 
     @contextlib.contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
+    def _stopped_by(self, signals: StopSignals) -> Iterator[StopSignals]:
+        """Let signals stop the block; after Ctrl-C nothing is closed until the trainer, or the program, ends."""
+        with self._closing_on_error(signals), signals:
+            yield signals
+
+    @contextlib.contextmanager
+    def _closing_on_error(self, signals: StopSignals | None = None) -> Iterator[None]:
         """Close callbacks and loggers after an error, and name the process that failed after a lost connection."""
         self._parallel.activate()  # another run of this process may have another mesh
         try:
             yield
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and signals is not None and signals.has_stopped:
+                weakref.finalize(self, self.engine.close)
+                raise
             explain_loss(error)
             explain_determinism(error, self.state.model)
             with self._noting_further_errors(error):
-                self.close()
+                self._close(may_evaluate=not isinstance(error, SystemExit))
             raise
 
     @contextlib.contextmanager
