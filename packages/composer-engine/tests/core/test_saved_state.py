@@ -442,7 +442,7 @@ class TestErrors:
             run.load_state_dict(bad)
 
         assert any(text in problem for problem in caught.value.problems), caught.value.problems
-        assert "nothing has been changed" in str(caught.value)
+        assert "nothing of it has been loaded" in str(caught.value)
         assert repr(run.state_dict()) == before
 
     def test_all_errors_are_reported_together(self, run):

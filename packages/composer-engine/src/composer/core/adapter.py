@@ -487,7 +487,7 @@ class Adapter:
         """Load what :meth:`state_dict` returned; call it after :meth:`prepare` and before :meth:`begin_fit`.
 
         Raises:
-            StateMismatchError: The state does not fit, and nothing has been changed.
+            StateMismatchError: The state does not fit, and nothing has been loaded.
         """
         self._begun_with = None  # loading may add the algorithms that saved weights need
         report = self.state.load_state_dict(state_dict, self.engine.logger)

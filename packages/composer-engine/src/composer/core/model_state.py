@@ -78,17 +78,6 @@ def first_names(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(parameter), name) for name, parameter in bare_named}
 
 
-def on_meta(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor or parameter without memory.
-
-    Example:
-        >>> on_meta(nn.Linear(2, 3).weight).shape
-        torch.Size([3, 2])
-    """
-    copied = tensor.detach().to("meta")
-    return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
-
-
 def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
     """Compare saved weights with a model's :func:`weights`.
 

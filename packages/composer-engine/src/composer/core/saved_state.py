@@ -1,14 +1,14 @@
 """What a run saves of its state, and how all of a saved state is checked before any of it is loaded.
 
 :class:`State` calls :func:`state_to_data`. Both its methods that load and checkpoints call :func:`check_state`, or
-:func:`check_part` for the model or the optimizers alone. These change nothing and report every mismatch in one error;
-algorithms that the weights need are tried out on copies. :meth:`CheckedState.load` then changes the run.
+:func:`check_part` for the model or the optimizers alone. These report every mismatch in one error and load nothing, but
+let algorithms that the weights need and the run lacks change the model, when all else fits, because only then their
+layers can be compared. :meth:`CheckedState.load` then loads.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import types
 import warnings
 from collections import Counter
@@ -16,8 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-import torch
-from torch.utils._pytree import tree_leaves
 
 from composer.core import model_state
 from composer.core.checks import abridged, bulleted, from_first_difference, nearest
@@ -62,7 +60,7 @@ class SavableState(Protocol):
 
 
 class StateMismatchError(ValueError):
-    """A saved state does not fit; nothing has been changed.
+    """A saved state does not fit; nothing of it has been loaded.
 
     Attributes:
         problems: A sentence for each difference.
@@ -71,7 +69,7 @@ class StateMismatchError(ValueError):
 
     def __init__(self, problems: Iterable[str], *, weights_differ: bool = False) -> None:
         self.problems, self.weights_differ = tuple(map(abridged, problems)), weights_differ
-        title = "The saved state does not fit this run, and nothing has been changed:"
+        title = "The saved state does not fit this run, and nothing of it has been loaded:"
         super().__init__(bulleted(title, self.problems))
 
 
@@ -124,10 +122,19 @@ class _Findings:
         longer = {name: (*getattr(self.report, name), *map(abridged, added)) for name, added in lines.items()}
         self.report = attrs.evolve(self.report, **longer)
 
-    def checked(self, *, strict: bool) -> LoadReport:
-        """Return the report, or raise a StateMismatchError if there are problems; if ``strict``, any difference is."""
+    def checked(self, added: Iterable[Any], *, strict: bool) -> LoadReport:
+        """Return the report, or raise a StateMismatchError if there are problems; if ``strict``, any difference is.
+
+        Args:
+            added: The algorithms that have changed the model for the comparison.
+            strict: Whether differences are problems.
+        """
         problems = [*self.problems, *(self.report.differences if strict else ())]
         if problems:
+            names = ", ".join(type(algorithm).__name__ for algorithm in added)
+            problems += (
+                [f"The weights need {names}, and the model has its layers now: create it again."] if names else []
+            )
             raise StateMismatchError(problems, weights_differ=self.weights_differ)
         return self.report
 
@@ -168,8 +175,6 @@ _RECORDS: Mapping[str, type] = {
 }
 """The kinds of components, by the names of their lists in a state and in a saved one."""
 
-_MOST_BUFFERS = 1 << 30
-
 
 def state_to_data(state: SavableState) -> dict[str, Any]:
     """Return what a run saves, without the weights of its model and the state of its optimizers."""
@@ -206,78 +211,6 @@ def _components(state: SavableState, kind: str) -> dict[str, Any]:
     return {state.component_key(component): component for component in getattr(state, kind)}
 
 
-@attrs.frozen(eq=False)
-class RebuiltAlgorithms:
-    """Algorithms that saved weights need and a run lacks, if any, constructed from their names and settings.
-
-    Args:
-        state: The run.
-        made: The new algorithms, by their index in the list.
-        passes: Passes that order them.
-    """
-
-    state: SavableState
-    made: Mapping[int, Any]
-    passes: Sequence[AlgorithmPass]
-
-    def rehearse(self) -> SavableState:
-        """Return the state as it would be with the new algorithms, on copies without memory, if that is possible.
-
-        Their settings, which a checkpoint has chosen, could request any amount of memory.
-
-        Raises:
-            StateMismatchError: The algorithms conflict with those of the run, or cannot change the model.
-        """
-        if not self.made:
-            return self.state
-        weights = [*self.state.model.parameters(), *self.state.model.buffers()]
-        values = [value for optimizer in self.state.optimizers for value in tree_leaves(dict(optimizer.state))]
-        try:
-            check_conflicts(_merged(self.state.algorithms, self.made))
-            try:
-                with torch.device("meta"):
-                    tensors = (*weights, *filter(torch.is_tensor, values))
-                    rehearsed = self.try_out({id(tensor): model_state.on_meta(tensor) for tensor in tensors})
-            except (RuntimeError, TypeError):  # an algorithm that computes with the weights
-                rehearsed = self.try_out()
-            _check_buffers(rehearsed.model.buffers(), weights)
-        except ValueError as error:
-            raise StateMismatchError([f"algorithms, which the weights need: {error}"]) from error
-        return rehearsed
-
-    def try_out(self, copies: dict[int, Any] | None = None) -> SavableState:
-        """Return the state as it would be with the new algorithms, on copies of what they change.
-
-        Args:
-            copies: Copies to use, by the ids of what they are copies of.
-        """
-        # In one call, so that the copied optimizers hold the parameters of the copied model.
-        model, optimizers, made = copy.deepcopy((self.state.model, self.state.optimizers, self.made), copies)
-        copied = _evolve(self.state, model=model, optimizers=optimizers)
-        device = self.state.device
-        # The run warns and draws when the algorithms are added to it, and a trial must do neither. Without devices,
-        # fork_rng would save the generators of all GPUs.
-        with warnings.catch_warnings(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            warnings.simplefilter("ignore")
-            changed = copied.after_surgery([*made.values()], self.passes)
-        return _evolve(changed, algorithms=_merged(self.state.algorithms, made), callbacks=self.state.callbacks)
-
-    def add(self, logger: Any) -> None:
-        """Add the algorithms to the run and let them change its model."""
-        state = self.state
-        changed = state.after_surgery([*self.made.values()], self.passes, logger)
-        state.model, state.optimizers = changed.model, changed.optimizers
-        state.made_on_load += self.made.values()
-        state.algorithms = _merged(state.algorithms, self.made)
-
-
-def _check_buffers(buffers: Iterable[Any], weights: Iterable[Any]) -> None:
-    """Raise a ValueError for large buffers: those that are not saved have no shape to compare with."""
-    size, before = (sum(tensor.nbytes for tensor in tensors) for tensors in (buffers, weights))
-    if size > max(_MOST_BUFFERS, 4 * before):
-        raise ValueError(f"they would add buffers of {size} bytes to a model of {before} bytes.")
-
-
 def _evolve(state: Any, **changes: Any) -> SavableState:
     changed: SavableState = attrs.evolve(state, **changes)
     return changed
@@ -298,24 +231,20 @@ class CheckedState:
         state: The run.
         saved: The saved state.
         report: The effects of loading it.
-        rebuilt: Algorithms that the saved weights need and the run lacks.
         load_into: Loads the saved state into the run, without further checks.
     """
 
     state: SavableState
     saved: Mapping[str, Any]
     report: LoadReport
-    rebuilt: RebuiltAlgorithms
     load_into: Callable[[SavableState, Mapping[str, Any]], object]
 
-    def load(self, logger: Any = None, *, stacklevel: int = 4) -> LoadReport:
+    def load(self, *, stacklevel: int = 4) -> LoadReport:
         """Load the saved state, and warn of differences; the run must not have changed since the check.
 
         Raises:
             StateMismatchError: ``load_state_dict`` of an optimizer rejects its state.
         """
-        if self.rebuilt.made:
-            self.rebuilt.add(logger)
         self.load_into(self.state, self.saved)
         if self.report.differences:
             title = "The saved state was loaded, and this run differs from it:"
@@ -331,9 +260,10 @@ def check_state(
     strict_weights: bool = False,
     excluded: Collection[str] = (),
     passes: Passes = None,
+    logger: Any = None,
     rebuild: bool = True,
 ) -> CheckedState:
-    """Check all of a saved state, and change nothing; see :meth:`State.load_state_dict`.
+    """Check all of a saved state; see :meth:`State.load_state_dict`.
 
     Raises:
         StateMismatchError: Something cannot be loaded; or, if ``strict``, anything differs; or, if ``strict_weights``,
@@ -341,20 +271,20 @@ def check_state(
     """
     records = _read_components(state, saved)
     needed = records["algorithms"] if rebuild and "model" in saved else {}
-    rebuilt = _rebuild_missing(state, needed, excluded, passes)
-    trial = rebuilt.rehearse()
+    made = _rebuild_missing(state, needed, excluded)
+    merged = _evolve(state, algorithms=_merged(state.algorithms, made)) if made else state
     findings = _Findings()
-    _check_fields(trial, saved, findings)
+    _check_fields(state, saved, findings)
     for kind in _RECORDS:
-        _check_components(kind, _components(trial, kind), records[kind], findings)
-    _check_scaler(trial, saved["scaler"], findings)
+        _check_components(kind, _components(merged, kind), records[kind], findings)
+    _check_scaler(state, saved["scaler"], findings)
+    if made and findings.problems:
+        findings.checked((), strict=strict)
+    _add_algorithms(state, made, passes, logger)
     for part in ("model", "optimizers"):
         if part in saved:
-            _check_part(trial, part, saved[part], findings, strict=strict_weights and part == "model")
-    if rebuilt.made and "optimizers" in saved and not findings.problems:
-        # Before the run gets the algorithms. Without them, an optimizer that rejects its state changes nothing.
-        _load_optimizers(rebuilt.try_out(), saved)
-    return CheckedState(state, saved, findings.checked(strict=strict), rebuilt, _load_state)
+            _check_part(state, part, saved[part], findings, strict=strict_weights and part == "model")
+    return CheckedState(state, saved, findings.checked(made.values(), strict=strict), _load_state)
 
 
 def check_part(
@@ -365,14 +295,15 @@ def check_part(
     strict: bool,
     excluded: Collection[str] = (),
     passes: Passes = None,
+    logger: Any = None,
 ) -> CheckedState:
-    """Check only the ``"model"`` or the ``"optimizers"``, and change nothing; see :meth:`State.load_model_state`."""
+    """Check only the ``"model"`` or the ``"optimizers"``; see :meth:`State.load_model_state`."""
     records = _read_records("algorithms", saved.get("algorithms", []) if part == "model" else [])
-    rebuilt = _rebuild_missing(state, records, excluded, passes)
-    findings = _Findings()
-    _check_part(rebuilt.rehearse(), part, saved.get(part), findings)
+    made, findings = _rebuild_missing(state, records, excluded), _Findings()
+    _add_algorithms(state, made, passes, logger)
+    _check_part(state, part, saved.get(part), findings)
     load_into = _load_weights if part == "model" else _load_optimizers
-    return CheckedState(state, saved, findings.checked(strict=strict), rebuilt, load_into)
+    return CheckedState(state, saved, findings.checked(made.values(), strict=strict), load_into)
 
 
 def _read_components(state: SavableState, saved: Any) -> dict[str, dict[str, Any]]:
@@ -411,11 +342,11 @@ def _read_records(kind: str, data: Any) -> dict[str, Any]:
 
 
 def _rebuild_missing(
-    state: SavableState, records: Mapping[str, AlgorithmRecord], excluded: Collection[str], passes: Passes
-) -> RebuiltAlgorithms:
-    """Construct the algorithms that the saved weights need and the run lacks."""
+    state: SavableState, records: Mapping[str, AlgorithmRecord], excluded: Collection[str]
+) -> dict[int, Any]:
+    """Construct the algorithms that the saved weights need and the run lacks, and return them by their places."""
     own = _components(state, "algorithms")
-    made, problems = {}, []
+    made, problems = dict[int, Any](), []
     for index, (key, record) in enumerate(records.items()):
         if record.required_on_load and key not in own and not {key, record.name} & {*excluded}:
             try:
@@ -427,7 +358,26 @@ def _rebuild_missing(
                 made[index] = algorithm
     if problems:
         raise StateMismatchError(problems)
-    return RebuiltAlgorithms(state, made, all_passes(passes) if made else ())
+    return made
+
+
+def _add_algorithms(state: SavableState, made: Mapping[int, Any], passes: Passes, logger: Any) -> None:
+    """Add algorithms to the run and let them change its model.
+
+    Raises:
+        StateMismatchError: They conflict with those of the run, or cannot change the model.
+    """
+    if not made:
+        return
+    merged = _merged(state.algorithms, made)
+    try:
+        check_conflicts(merged)
+        changed = state.after_surgery([*made.values()], all_passes(passes), logger)
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+        raise StateMismatchError([f"algorithms, which the weights need: {error}"]) from error
+    state.model, state.optimizers = changed.model, changed.optimizers
+    state.made_on_load += made.values()
+    state.algorithms = merged
 
 
 def _check_fields(state: SavableState, saved: Mapping[str, Any], findings: _Findings) -> None:

@@ -464,7 +464,7 @@ class State(FormerState):
         exclude_algorithms: Sequence[str] | None = None,
         algorithm_passes: Passes = None,
     ) -> LoadReport:
-        """Load what :meth:`state_dict` returned; everything is checked before anything is changed.
+        """Load what :meth:`state_dict` returned; everything is checked before anything is loaded.
 
         Components are matched by their keys. The run keeps its ``run_name`` and, if it is set, its ``max_duration``;
         the seed is that of the saved run, so that its random draws continue.
@@ -482,7 +482,7 @@ class State(FormerState):
             What was restored, and what differs.
 
         Raises:
-            StateMismatchError: The state does not fit. The error lists all reasons, and nothing has been changed.
+            StateMismatchError: The state does not fit. The error lists all reasons, and nothing has been loaded.
 
         Example:
             >>> saved = State(model=None, rank_zero_seed=17).state_dict()
@@ -492,8 +492,8 @@ class State(FormerState):
             (17, ())
         """
         excluded = exclude_algorithms or ()
-        checked = saved_state.check_state(self, state, strict=strict, excluded=excluded, passes=algorithm_passes)
-        return checked.load(logger, stacklevel=3)
+        options: dict[str, Any] = {"excluded": excluded, "passes": algorithm_passes, "logger": logger}
+        return saved_state.check_state(self, state, strict=strict, **options).load(stacklevel=3)
 
     def get_model_state_dict(self) -> dict[str, Any]:
         """Return the model's weights by their names in the unwrapped model; they are not copied."""
@@ -532,12 +532,11 @@ class State(FormerState):
             algorithm_passes: Passes that order the constructed ones.
 
         Raises:
-            StateMismatchError: The weights do not fit, or an algorithm cannot be constructed. Nothing has been changed.
+            StateMismatchError: The weights do not fit, or an algorithm cannot be constructed. Nothing has been loaded.
         """
-        checked = saved_state.check_part(
-            self, "model", state_dict, strict=strict, excluded=exclude_algorithms or (), passes=algorithm_passes
-        )
-        return checked.load(logger, stacklevel=3)
+        excluded = exclude_algorithms or ()
+        options: dict[str, Any] = {"excluded": excluded, "passes": algorithm_passes, "logger": logger}
+        return saved_state.check_part(self, "model", state_dict, strict=strict, **options).load(stacklevel=3)
 
     def load_optim_state(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadReport:
         """Load the state of the optimizers by the names of parameters; tensors are not copied.
@@ -547,7 +546,7 @@ class State(FormerState):
             strict: Whether missing or unexpected optimizers and parameters raise an error, or only a warning.
 
         Raises:
-            StateMismatchError: The state does not fit. Nothing has been changed.
+            StateMismatchError: The state does not fit. Nothing has been loaded.
         """
         return saved_state.check_part(self, "optimizers", state_dict, strict=strict).load(stacklevel=3)
 

@@ -53,7 +53,7 @@ class HostAlgorithms:
         """Load what ``state_dict`` returned; the host calls it when it loads a checkpoint.
 
         Raises:
-            StateMismatchError: The state does not fit, and nothing has been changed.
+            StateMismatchError: The state does not fit, and nothing has been loaded.
         """
         return self.adapter.load_state_dict(state_dict)
 

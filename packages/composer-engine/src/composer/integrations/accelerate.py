@@ -192,7 +192,7 @@ class AccelerateAlgorithms(HostAlgorithms):
         """Load what ``state_dict`` returned; ``load_state`` calls it.
 
         Raises:
-            StateMismatchError: The state does not fit, and nothing has been changed.
+            StateMismatchError: The state does not fit, and nothing has been loaded.
         """
         report = super().load_state_dict(state_dict)
         self._has_begun = self._is_at_end = self._has_ended = False

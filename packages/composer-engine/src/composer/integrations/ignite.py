@@ -186,7 +186,7 @@ class IgniteAlgorithms(HostAlgorithms):
         """Load what ``state_dict`` returned; ``Checkpoint.load_objects`` calls it.
 
         Raises:
-            StateMismatchError: The state does not fit, and nothing has been changed.
+            StateMismatchError: The state does not fit, and nothing has been loaded.
         """
         report = super().load_state_dict(state_dict)
         self._is_loaded = True

@@ -54,7 +54,7 @@ class OtherReleaseError(CheckpointError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint does not fit the run; nothing has been changed. ``problems`` has a sentence for each mismatch.
+    """A checkpoint does not fit the run; nothing of it has been loaded. ``problems`` has a sentence for each mismatch.
 
     Example:
         >>> CheckpointMismatchError("ep1-ba5", ["model.bias is not saved."]).problems
@@ -63,7 +63,7 @@ class CheckpointMismatchError(CheckpointError):
 
     def __init__(self, path: object, problems: Iterable[str]) -> None:
         self.problems = tuple(map(abridged, problems))
-        super().__init__(path, bulleted("does not fit this run, and nothing has been changed:", self.problems))
+        super().__init__(path, bulleted("does not fit this run, and nothing of it has been loaded:", self.problems))
 
 
 class CheckpointSaveError(OSError):

@@ -1,4 +1,4 @@
-"""Loading a checkpoint: everything is read and checked before anything of the run changes.
+"""Loading a checkpoint: everything is read and checked before anything is loaded.
 
 :func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments. A load has three stages:
 
@@ -96,13 +96,11 @@ class CheckedCheckpoint:
     Args:
         result: What loading it returns.
         fits: Its state.
-        logger: The logger of the reconstructed algorithms.
         warning: What the user has to know when it is loaded.
     """
 
     result: LoadedCheckpoint
     fits: saved_state.CheckedState
-    logger: Logger | None
     warning: str = ""
 
     def load(self) -> LoadedCheckpoint:
@@ -115,7 +113,7 @@ class CheckedCheckpoint:
             warnings.warn(without_secret_urls(self.warning), UserWarning, stacklevel=3)
         path, averages_of = self.result.path, self.result.averages_of
         try:
-            self.fits.load(self.logger)
+            self.fits.load()
         except StateMismatchError as error:
             raise CheckpointMismatchError(path, error.problems) from error
         if averages_of and get_global_rank() == 0:
@@ -142,8 +140,9 @@ def load_checkpoint(
 ) -> LoadedCheckpoint:
     """Load a checkpoint into a run.
 
-    The files are compared with the manifest, and their contents with the run: names, shapes, dtypes, algorithms. The
-    run changes only if everything fits.
+    The files are compared with the manifest, and their contents with the run: names, shapes, dtypes, algorithms. If
+    anything does not fit, nothing is loaded. Algorithms that the weights need and the run lacks change the model before
+    the weights are compared, when all else fits.
 
     Args:
         path: A checkpoint's folder or URL, or a link to one; a folder of checkpoints, for its newest undamaged
@@ -172,8 +171,8 @@ def load_checkpoint(
     Raises:
         NotImplementedError: The model is wrapped by FSDP 1.
         CheckpointError: The checkpoint is incomplete, damaged, or of another library. If the model is sharded, all
-            processes have to call this function, and raise an error before anything has been changed in any of them.
-        CheckpointMismatchError: It does not fit the run. Every mismatch is named, and nothing has been changed.
+            processes have to call this function, and raise an error before anything is loaded in any of them.
+        CheckpointMismatchError: It does not fit the run. Every mismatch is named, and nothing of it has been loaded.
 
     Example:
         >>> import tempfile, torch
@@ -231,7 +230,7 @@ class LoadRequest:
         """
 
         def failed(reason: str) -> CheckpointError:
-            return CheckpointError(path, f"was not loaded, and nothing has been changed: {reason}")
+            return CheckpointError(path, f"was not loaded: {reason}")
 
         with failing_in_all_processes("it", failed):
             checked = self.check(path)
@@ -243,7 +242,7 @@ class LoadRequest:
         return loaded
 
     def check(self, path: str | os.PathLike[str]) -> CheckedCheckpoint:
-        """Read and check a checkpoint, change nothing, and return what loads it; see :func:`load_checkpoint`."""
+        """Read and check a checkpoint, and return what loads it; see :func:`load_checkpoint`."""
         reject_fsdp1(self.state.model)
         saved = self._read_file(str(path)) if is_weights_file(path) else self._read_folder(path)
         saved.ignore(self.ignore_keys)
@@ -258,7 +257,7 @@ class LoadRequest:
         report = attrs.evolve(fits.report, restored=restored)
         manifest = None if saved.opened is None else saved.opened.manifest
         result = LoadedCheckpoint(saved.path, report, saved.ignored, extra, manifest, averages_of)
-        return CheckedCheckpoint(result, saved.with_weights(fits), self.logger, "\n".join(saved.warnings))
+        return CheckedCheckpoint(result, saved.with_weights(fits), "\n".join(saved.warnings))
 
     def _read_folder(self, path: str | os.PathLike[str]) -> SavedRun:
         """Read a checkpoint of this library, except for the data of its weights."""
@@ -313,9 +312,9 @@ class LoadRequest:
         self, saved: SavedRun, check: Callable[..., saved_state.CheckedState], **arguments: Any
     ) -> saved_state.CheckedState:
         """Call a function that compares a saved state with the run, and name the checkpoint if it does not fit."""
-        excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
+        arguments |= {"excluded": to_strings("exclude_algorithms", self.exclude_algorithms), "logger": self.logger}
         try:
-            return check(self.state, saved=saved.state, excluded=excluded, passes=self.algorithm_passes, **arguments)
+            return check(self.state, saved=saved.state, passes=self.algorithm_passes, **arguments)
         except StateMismatchError as error:
             modules = saved.changed_modules() if error.weights_differ else []
             raise CheckpointMismatchError(saved.path, [*error.problems, *modules]) from error
