@@ -32,6 +32,8 @@ LOSSES = {
     "a mask": lambda logits: cross_entropy(logits[IDS != -100], IDS[IDS != -100]),
     "one sample": lambda logits: cross_entropy(logits[1], IDS[1], reduction="sum", label_smoothing=0.1),
     "losses": lambda logits: cross_entropy(logits.view(-1, 7), IDS.view(-1), reduction="none").square().sum(),
+    "a scale by keyword": lambda logits: cross_entropy(torch.mul(input=logits, other=0.5).view(-1, 7), IDS.view(-1)),
+    "a divisor by keyword": lambda logits: cross_entropy(torch.div(input=logits, other=2.0).view(-1, 7), IDS.view(-1)),
     "a scale": lambda logits: cross_entropy((2 * logits / 3).mul(0.5).view(-1, 7), IDS.view(-1)),
     "a limit": lambda logits: cross_entropy(((logits / 2).tanh() * 2).view(-1, 7), IDS.view(-1)),
     "a negative limit": lambda logits: cross_entropy(((logits / 2).tanh() * -2).view(-1, 7), IDS.view(-1)),

@@ -309,6 +309,11 @@ CONVOLUTIONS = {
 }
 
 
+def test_fraction_is_not_rounded_down():
+    """A fraction of 0.29 of 100 features is 29, although ``0.29 * 100`` is less in floating point."""
+    assert cf.FactorizedLinear(100, 100, latent_features=0.29).latent_features == 29
+
+
 class TestSetRank:
     @pytest.mark.parametrize("bias", [True, False])
     def test_linear_outputs_are_the_best_of_their_rank(self, bias: bool):

@@ -25,6 +25,10 @@ class TestPatchDropout:
         assert output.shape == (3, prefix + kept, 2)
         assert torch.equal(output[:, :prefix], numbered(3, prefix))
 
+    def test_number_of_tokens_is_not_rounded_down(self):
+        """A fifth of ten is two, although ``10 * (1 - 0.8)`` is less in floating point."""
+        assert cf.PatchDropout(0.8, 0)(numbered(3, 10)).shape == (3, 2, 2)
+
     def test_patches_are_those_of_the_image(self):
         """Each image keeps different patches of its own, none twice, whose values do not change."""
         output = cf.PatchDropout(0.5)(numbered(64, 17))

@@ -117,6 +117,19 @@ class TestTorch:
         first.load_state_dict(copy.deepcopy(second.state_dict()))
         assert_close(train(second, ours, seed=3), train(first, theirs, seed=3), rate=0.02)
 
+    def test_state_loads_into_torch(self):
+        """With the coefficients as numbers, a state that was never torch's is loaded by it, and continues."""
+        ours, theirs = make_weights(), make_weights()
+        first = Muon(ours, lr=0.02, ns_coefficients=(3.4445, -4.775, 2.0315))
+        with torch.no_grad():
+            for own, other in zip(train(first, ours), theirs, strict=True):
+                other.copy_(own)
+        second = torch.optim.Muon(theirs, lr=0.5)
+
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+
+        assert_close(train(first, ours, seed=2), train(second, theirs, seed=2), rate=0.02)
+
     def test_batches_may_be_split(self, monkeypatch):
         """Batches of one shape have a limited size, which does not change results."""
         split, together = make_weights([(6, 4)] * 5), make_weights([(6, 4)] * 5)
@@ -179,6 +192,21 @@ class TestFormula:
 
         assert torch.equal(result, *train(Muon([plain], lr=0.1), [plain]))
         assert last.is_contiguous(memory_format=torch.channels_last)
+
+    @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (0, 3, 4)])
+    def test_empty_matrices(self, shape):
+        """Matrices without elements, as of an empty vocabulary, are left alone, and by muon_with_adamw go to AdamW."""
+        empty, (matrix,) = nn.Parameter(torch.zeros(shape)), make_weights([(4, 4)])
+        before, model = matrix.detach().clone(), nn.Module()
+        model.empty, model.hidden, model.head = nn.Module(), nn.Linear(3, 4), nn.Linear(4, 2)
+        model.empty.weight = empty
+
+        train(Muon([empty, matrix], lr=0.1), [empty, matrix], steps=1)
+
+        assert not torch.equal(matrix, before)
+        optimizer = muon_with_adamw(model, lr=0.1)
+        train(optimizer, list(model.parameters()), steps=1)
+        assert optimizer.param_groups[0]["param_names"] == ["hidden.weight"]
 
     def test_batches_of_matrices(self):
         """With flatten=False, a tensor of experts is stepped as separate matrices."""

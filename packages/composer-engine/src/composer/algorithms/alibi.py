@@ -73,7 +73,7 @@ class Alibi(ModelSurgery):
         """Change the attention, or fold the sequences of the batch."""
         if event is Event.AFTER_DATALOADER:
             length = state.batch_get_item("input_ids").shape[1]
-            shorter = max(1, int(length * self.train_sequence_length_scaling))
+            shorter = max(1, int(length * self.train_sequence_length_scaling + 1e-6))
             state.batch = cf.set_batch_sequence_length(state.batch, shorter, truncate=False)
             return
         self.replace(state, logger)

@@ -53,7 +53,8 @@ class Muon(SteppingOptimizer):
     ``"spectral_unclamped"`` is ``sqrt(m / n)``.
 
     It takes the arguments of ``torch.optim.Muon``, and equals it for matrices with
-    ``adjust_lr_fn="original"``; states are interchangeable. In addition,
+    ``adjust_lr_fn="original"``. It loads the states of ``torch.optim.Muon``, which loads those of matrices whose groups
+    have numbers as ``ns_coefficients``, such as its own, ``(3.4445, -4.775, 2.0315)``. In addition,
 
     - all matrices of one shape are orthogonalized in one batch;
     - tensors with more dimensions, such as the weights of convolutions, are matrices of shape ``(m, -1)``. In groups
@@ -180,6 +181,10 @@ class Muon(SteppingOptimizer):
         return "\n".join(lines)
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
+        pairs = [pair for pair in zip(weights, gradients, strict=True) if pair[0].numel()]
+        if not pairs:
+            return
+        weights, gradients = map(list, zip(*pairs, strict=True))
         fraction = group["lr"] * group["weight_decay"]
         if not group["use_muon"]:
             adamw_step(self.state, weights, gradients, group, fraction=fraction, eps=group["adamw_eps"])
@@ -329,7 +334,7 @@ def _assigned(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, 
         is_embedding = is_before and not is_convolution and any("embed" in part for part in path)
         is_weight = "weight" in path[-1] or ("proj" in path[-1] and (owner in blocks or parameter.ndim > 2))
         rows, columns = _matrix_shape(parameter, is_convolution) if parameter.ndim > 1 else (1, 1)
-        if min(rows, columns) == 1 or not parameter.is_floating_point():
+        if min(rows, columns) <= 1 or not parameter.is_floating_point():
             yield name, parameter, "vectors"
         elif id(parameter) in excluded or is_embedding or not is_weight:
             yield name, parameter, "others"

@@ -153,7 +153,9 @@ class _Logits(Tensor):
     ) -> Any:
         """Run an operation without the logits if possible; otherwise compute them."""
         name = func.__name__
-        kwargs = {} if kwargs is None else kwargs
+        kwargs = {} if kwargs is None else {**kwargs}
+        if not args and "input" in kwargs:  # as in torch.mul(input=logits, other=2.0)
+            args = (kwargs.pop("input"),)
         if name in _METADATA or (name == "__get__" and func.__self__.__name__ not in _VALUES):
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
                 return func(*args, **kwargs)
@@ -246,10 +248,11 @@ def _to(logits: _Logits, dtype: Any, *args: Any, **kwargs: Any) -> Any:
     return logits.replaced(dtype=dtype) if isinstance(dtype, torch.dtype) and not (args or kwargs) else NotImplemented
 
 
-def _scale(logits: _Logits, factor: Any, **kwargs: Any) -> Any:
+def _scale(logits: _Logits, other: Any, **kwargs: Any) -> Any:
     """Multiply by a number."""
-    if kwargs or not isinstance(factor, (int, float)) or not factor:
+    if kwargs or not isinstance(other, (int, float)) or not other:
         return NotImplemented
+    factor = other
     bias, cap = logits.bias, logits.softcap
     return logits.replaced(
         hidden=logits.hidden * factor,
@@ -258,9 +261,9 @@ def _scale(logits: _Logits, factor: Any, **kwargs: Any) -> Any:
     )
 
 
-def _divide(logits: _Logits, divisor: Any, **kwargs: Any) -> Any:
+def _divide(logits: _Logits, other: Any, **kwargs: Any) -> Any:
     """Divide by a number."""
-    return _scale(logits, 1 / divisor if isinstance(divisor, (int, float)) else divisor, **kwargs)
+    return _scale(logits, 1 / other if isinstance(other, (int, float)) else other, **kwargs)
 
 
 def _tanh(logits: _Logits) -> Any:

@@ -366,7 +366,7 @@ def resolve_latent_size(name: str, latent: object, size: int = 1) -> int:
     if isinstance(latent, int) and not isinstance(latent, bool) and latent >= 1:
         return latent
     if isinstance(latent, float) and 0 < latent < 1:
-        return max(1, int(latent * size))
+        return max(1, int(latent * size + 1e-6))
     raise ValueError(
         f"{name} must be a whole number of at least 1, or a fraction between 0 and 1, got {latent!r}. "
         "It is the size between the two layers."

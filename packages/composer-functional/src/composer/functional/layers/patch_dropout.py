@@ -52,7 +52,7 @@ class PatchDropout(nn.Module):
                 f"patches, got {tuple(input.shape)}."
             )
         samples, patches = input.shape[0], input.shape[1] - prefix
-        kept = max(1, int(patches * (1 - self.p)))
+        kept = max(1, int(patches * (1 - self.p) + 1e-6))
         chosen = prefix + torch.rand(samples, patches, device=input.device).topk(kept, dim=1).indices
         remaining = input.gather(1, chosen[:, :, None].expand(-1, -1, input.shape[2]))
         return torch.cat([input[:, :prefix], remaining], dim=1)
