@@ -1,112 +1,171 @@
-"""``composer train`` trains by a configuration and a module with model and data."""
+"""``composer train`` constructs a trainer from a configuration and the command line, and trains."""
+
+import re
+import sys
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from composer.algorithms import LabelSmoothing, MixUp
+from composer.callbacks import SpeedMonitor
 from composer.cli import launcher, train
+from composer.models import ComposerClassifier
+from composer.optim import LinearWithWarmupScheduler, Muon
 from composer.trainer import Trainer
 from composer.trainer.reproducibility import seed_all
+from fixtures import make_classifier, make_loader
 
 CONFIG = """
 seed: 3
-max_duration: 1ep
+max_duration: 2ep
 device: cpu
 progress_bar: false
-optimizers: {SGD: {lr: 0.1}}
+model: {class_path: MODULE.make_model, init_args: {width: 4}}
+train_dataloader: {class_path: MODULE.make_data}
+optimizers: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+schedulers: {class_path: composer.optim.LinearWithWarmupScheduler, init_args: {t_warmup: 1ba, alpha_f: 0.5}}
+algorithms:
+  - {class_path: composer.algorithms.LabelSmoothing, init_args: {smoothing: 0.2}}
+  - class_path: composer.algorithms.MixUp
+callbacks: [{class_path: composer.callbacks.SpeedMonitor}]
 """
 MODULE = """
 import torch
-from composer.core import Callback
+from torch.utils.data import DataLoader, TensorDataset
 from composer.models import ComposerClassifier
-
-trained = []
-
-
-class Keep(Callback):
-    def fit_end(self, state, logger):
-        trained.append((state.optimizers[0].param_groups[0]["lr"], state.model.module.weight.detach().clone()))
+from composer.optim import muon_with_adamw
 
 
-def arguments():
-    model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
-    return {"model": model, "train_dataloader": [(torch.ones(8, 4), torch.ones(8).long())], "callbacks": Keep()}
+def make_model(width: int = 4) -> ComposerClassifier:
+    return ComposerClassifier(torch.nn.Sequential(torch.nn.Linear(width, 8), torch.nn.Linear(8, 2)), num_classes=2)
+
+
+def make_data() -> DataLoader:
+    return DataLoader(TensorDataset(torch.ones(16, 4), torch.ones(16).long()), 8)
+
+
+def make_muon(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return muon_with_adamw(model, lr=0.03)
 """
 
 
 @pytest.fixture
-def task(tmp_path, monkeypatch):
-    """Return the path of a configuration, in whose folder is a module."""
-    monkeypatch.syspath_prepend(tmp_path)  # what the command adds to the path is removed at the end
-    (tmp_path / "run.yaml").write_text(CONFIG)
-    return tmp_path / "run.yaml"
+def run(tmp_path, monkeypatch, request):
+    """Return the path of a configuration in the working directory, which has its module."""
+    name = "task_of_" + "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / "run.yaml").write_text(CONFIG.replace("MODULE", name))
+    return "run.yaml"
 
 
-def write_module(folder, name, content=MODULE):
-    (folder / f"{name}.py").write_text(content)
-    return str(folder / f"{name}.py")
+def trained_by_a_program(lr):
+    """Return the weights that a program with the same components trains."""
+    seed_all(3)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    model = ComposerClassifier(network, num_classes=2)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(TensorDataset(torch.ones(16, 4), torch.ones(16).long()), 8),
+        optimizers=torch.optim.SGD(model.parameters(), lr=lr),
+        schedulers=LinearWithWarmupScheduler("1ba", alpha_f=0.5),
+        algorithms=[LabelSmoothing(smoothing=0.2), MixUp()],
+        callbacks=[SpeedMonitor()],
+        max_duration="2ep",
+        seed=3,
+        device="cpu",
+        progress_bar=False,
+    )
+    trainer.fit()
+    return model.state_dict()
 
 
-@pytest.mark.parametrize("form", ["file", "name"])
-def test_trains(task, capsys, form):
-    """It trains as a program with the same configuration, with the entries that are replaced."""
-    file = write_module(task.parent, f"task_of_{form}")
-    given = file if form == "file" else f"task_of_{form}"
+class TestMakeTrainer:
+    @pytest.mark.parametrize(
+        ("argument", "component", "settings"),
+        [
+            ("algorithms", "composer.algorithms.EMA", {"half_life": "20ba", "update_interval": "2ba"}),
+            ("callbacks", "composer.callbacks.EarlyStopper", {"monitor": "Accuracy", "patience": "2ep"}),
+            ("loggers", "composer.loggers.InMemoryLogger", {"every": "10ba"}),
+            ("schedulers", "composer.optim.CosineAnnealingWithWarmupScheduler", {"t_warmup": "0.1dur"}),
+        ],
+    )
+    def test_times_are_strings(self, run, argument, component, settings):
+        """Times and intervals of a component are given as strings."""
+        options = [f"--{argument}.{name}={value}" for name, value in settings.items()]
 
-    launcher.main(["train", str(task), "--module", given, "--set", "optimizers.SGD.lr=1e-3", "--set", "seed=4"])
+        trainer = train.make_trainer(["--config", run, f"--{argument}={component}", *options, "--max_duration=3ba"])
 
-    module = __import__(f"task_of_{form}")
-    [(lr, weight)] = module.trained
-    seed_all(4)
-    overrides = {"optimizers.SGD.lr": 0.001, "seed": 4}
-    Trainer.from_config(task, overrides=overrides, **module.arguments()).fit()
-    assert lr == 0.001
-    assert torch.equal(weight, module.trained[1][1])
+        assert trainer.state.max_duration == "3ba"
+
+    @pytest.mark.parametrize("lr", [0.1, 0.01])
+    def test_trains_as_a_program(self, run, lr):
+        """The weights are those of a program with the same components; the command line replaces one argument."""
+        options = [] if lr == 0.1 else ["--optimizers.lr", str(lr)]
+
+        trainer = train.make_trainer(["--config", run, *options])
+        trainer.fit()
+
+        torch.testing.assert_close(trainer.state.model.state_dict(), trained_by_a_program(lr), rtol=0, atol=0)
+
+    def test_given_objects(self, run):
+        """They replace those of the configuration, and need none there."""
+        model = make_classifier()
+
+        trainer = train.make_trainer(["--config", run], model=model, train_dataloader=make_loader(), algorithms=MixUp())
+
+        assert trainer.state.model is model
+        assert [type(one).__name__ for one in trainer.state.algorithms] == ["MixUp"]
+        bare = train.make_trainer(["--max_duration=1ep"], model=model, train_dataloader=make_loader(), device="cpu")
+        assert bare.state.max_duration == "1ep"
+
+    def test_a_function_of_the_model(self, run, tmp_path):
+        """A function that makes the optimizer gets the model if it has an argument of this name."""
+        (module,) = (path.stem for path in tmp_path.glob("task_of_*.py"))
+
+        trainer = train.make_trainer(["--config", run, "--optimizers", f"{module}.make_muon"])
+
+        assert isinstance(trainer.state.optimizers[0], Muon)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--model=null"], "model must be given"),
+            (["--optimizers.lrr=1"], "'lrr' is not accepted"),
+            (["--seed=x"], "Expected a <class 'int'>"),
+            (["--algorithms=composer.callbacks.SpeedMonitor"], "is not a subclass|does not correspond to a subclass"),
+            (["--config=none.yaml"], "none.yaml"),
+        ],
+    )
+    def test_wrong_arguments(self, run, capsys, options, message):
+        """A wrong argument ends the program with status 2 and a reason."""
+        with pytest.raises(SystemExit) as ending:
+            train.make_trainer(["--config", run, *options])
+
+        assert ending.value.code == 2
+        assert re.search(message, capsys.readouterr().err)
+
+    def test_without_jsonargparse(self, monkeypatch):
+        """The error names the extra."""
+        monkeypatch.setitem(sys.modules, "jsonargparse", None)
+
+        with pytest.raises(ModuleNotFoundError, match=r"composer-trainer\[config\]"):
+            train.make_trainer([])
+
+
+def test_command(run, capsys):
+    """``composer train`` prints the result."""
+    launcher.main(["train", "--config", run, "--max_duration", "1ep"])
+
     assert "max_duration='1ep' is reached" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--set", "lr"], "must be of the form path=value, got 'lr'"),
-        (["--set", "optimizers.AdamW.lr=1"], "optimizers.AdamW.lr must lead to an entry of the configuration"),
-        (["--set", "seed=["], "is not valid YAML"),
-        ([], "--module"),
-    ],
-)
-def test_wrong_options(task, capsys, options, message):
-    """A wrong option ends the program with status 2 and a reason, before the module is imported."""
-    module = ["--module", "no_such_module"] if options else []
-
-    with pytest.raises(SystemExit) as ending:
-        train.main([str(task), *module, *options])
-
-    assert ending.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_missing_file(tmp_path, capsys):
-    """A configuration that does not exist ends the program with its name."""
+def test_help(capsys):
+    """All arguments of the Trainer are options."""
     with pytest.raises(SystemExit):
-        train.main([str(tmp_path / "none.yaml"), "--module", "m"])
+        train.main(["--help"])
 
-    assert "none.yaml" in capsys.readouterr().err
-
-
-def test_name_of_another_module(task):
-    """A file with the name of a module that is imported already raises an error, and that module is not taken."""
-    file = write_module(task.parent, "random")
-
-    with pytest.raises(ValueError, match=r"random\.py has the name of .*random\.py, which is imported in its place"):
-        train.main([str(task), "--module", file])
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("", r"must have a function arguments\(\)"), ("def arguments(): return 3", "must return a dictionary, got int")],
-)
-def test_wrong_module(task, content, message):
-    """A module without the function, or with another result, raises an error that states what it must have."""
-    file = write_module(task.parent, f"wrong_{len(content)}", content)
-
-    with pytest.raises(TypeError, match=message):
-        train.main([str(task), "--module", file])
+    text = capsys.readouterr().out
+    assert all(f"--{name}" in text for name in ("max_duration", "algorithms", "save_folder", "eval_dataloader"))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from composer import Trainer
 from composer import functional as cf
 from composer.algorithms import GradientClipping
 from composer.callbacks import LRMonitor
@@ -509,13 +508,3 @@ class TestInTraining:
                 first.step()
 
         assert all_equal(plain, scaled)
-
-    def test_configuration(self):
-        """A configuration may name muon_with_adamw, which gets the model."""
-        settings = {"optimizers": {"muon_with_adamw": {"lr": 0.02, "ns_coefficients": "polar_express"}}}
-
-        with Trainer.from_config(settings, model=make_classifier(), device="cpu", progress_bar=False) as trainer:
-            [optimizer] = trainer.state.optimizers
-
-        assert isinstance(optimizer, Muon)
-        assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1, 2]

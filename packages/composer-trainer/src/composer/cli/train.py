@@ -1,21 +1,33 @@
-"""``composer train run.yaml --module task.py --set optimizers.AdamW.lr=1e-3``: train by a configuration.
+"""``composer train --config run.yaml --optimizers.lr 1e-3``: train by arguments that jsonargparse reads.
 
-The file has what :meth:`composer.Trainer.from_config` reads. What only code can make, such as the data, is returned by
-the function ``arguments`` of a module of yours, which the command line names: no code is read from the file.
+They are those of the :class:`~composer.Trainer`, in files and on the command line. A class or function is given by
+its ``class_path`` and its ``init_args``, is imported and called: a configuration is code.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from composer.core import DataSpec, Evaluator, Interval, Time
+from composer.loggers.products import import_product
 from composer.trainer import Trainer
 from composer.trainer.reproducibility import seed_all
-from composer.trainer.tools.config import read_config, read_value
+
+_TYPES = {
+    "model": Module | None,
+    "train_dataloader": DataLoader | DataSpec | None,
+    "eval_dataloader": DataLoader | DataSpec | Evaluator | list[Evaluator] | None,
+    "optimizers": Callable[[Iterable], Optimizer] | None,  # type: ignore[type-arg]  # jsonargparse needs no type here
+}
+"""The types of what a configuration constructs, or the caller passes as objects."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -27,69 +39,66 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: An argument is missing or wrong; the reason is printed.
     """
-    parser = _parser()
-    chosen = parser.parse_args(arguments)
-    try:
-        overrides = {path: read_value(value) for path, value in chosen.overrides}
-        settings = read_config(chosen.config, overrides)
-    except (OSError, TypeError, ValueError) as error:
-        parser.error(str(error))
-    if isinstance(settings.get("seed"), int):
-        seed_all(settings["seed"])  # before the module draws the weights of a model
-    with Trainer.from_config(settings, **_arguments_of(chosen.module)) as trainer:
+    with make_trainer(arguments) as trainer:
         result = trainer.fit()
     if trainer.state.rank == 0:
         print(result)  # noqa: T201
 
 
-def _arguments_of(module: str) -> dict[str, Any]:
-    """Return what the function ``arguments`` of a module returns, which is a file or has a name."""
-    path = Path(module)
-    sys.path.insert(0, str(path.parent.resolve() if path.suffix == ".py" else Path.cwd()))
-    imported = importlib.import_module(path.stem if path.suffix == ".py" else module)
-    found = getattr(imported, "__file__", None)
-    if path.suffix == ".py" and (found is None or Path(found).resolve() != path.resolve()):
-        raise ValueError(
-            f"--module {module} has the name of {found or 'a module of Python'}, which is imported in its place: "
-            "rename the file."
-        )
-    if not callable(getattr(imported, "arguments", None)):
-        raise TypeError(
-            f"{module} must have a function arguments() that returns further arguments of the Trainer by name, such as "
-            "{'model': ..., 'train_dataloader': ...}."
-        )
-    given = imported.arguments()
-    if not isinstance(given, dict):
-        raise TypeError(f"arguments() of {module} must return a dictionary, got {type(given).__name__}.")
-    return given
+def _to_time(value: Any) -> Time:
+    # jsonargparse passes on a default as the dictionary of its fields.
+    return Time(**value) if isinstance(value, Mapping) else Time.from_timestring(value)
 
 
-def _override(text: str) -> tuple[str, str]:
-    path, separator, value = text.partition("=")
-    if not separator or not path:
-        raise argparse.ArgumentTypeError(f"must be of the form path=value, got {text!r}")
-    return path, value
+def make_trainer(arguments: Sequence[str] | None = None, **given: Any) -> Trainer:
+    """Return a trainer from the arguments of a command line.
 
+    Args:
+        arguments: Those of the command line, without the name of the program; those of the process if None.
+        given: Arguments of the Trainer as objects, which replace those of the command line.
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    Raises:
+        ModuleNotFoundError: jsonargparse is not installed, ``pip install "composer-trainer[config]"``.
+        SystemExit: An argument is missing or wrong; the reason is printed.
+
+    Example:
+        >>> import torch
+        >>> from composer.models import ComposerClassifier
+        >>> model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
+        >>> data = [(torch.rand(8, 4), torch.zeros(8, dtype=torch.long))]
+        >>> options = ["--max_duration=2ep", "--optimizers=torch.optim.SGD", "--optimizers.lr=0.1"]
+        >>> make_trainer(options, model=model, train_dataloader=data, progress_bar=False).fit().steps
+        2
+    """
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # as python -m does, so that a configuration may name the modules there
+    jsonargparse = import_product("jsonargparse", "config")
+    # Strings such as "20ba", instead of the fields of the class.
+    jsonargparse.set_parsing_settings(subclasses_enabled=[Time, Interval])
+    for kind, read in ((Time, _to_time), (Interval, Interval)):
+        jsonargparse.typing.register_type(kind, str, read, fail_already_registered=False)
+    parser = jsonargparse.ArgumentParser(
         prog="composer train",
-        description="Train by a configuration. In several processes: composer -n 8 -m composer.cli.train run.yaml ...",
+        description="Train. In several processes: composer -n 8 -m composer.cli.train --config run.yaml ...",
     )
-    parser.add_argument("config", help="the YAML file with arguments of the Trainer")
-    parser.add_argument(
-        "--module", required=True, help="file or name of the module whose arguments() returns model and data"
-    )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="PATH=VALUE",
-        type=_override,
-        action="append",
-        default=[],
-        help="replace an entry of the file, such as optimizers.AdamW.lr=1e-3; may be given several times",
-    )
-    return parser
+    parser.add_argument("--config", action="config", help="a file in YAML with arguments of the Trainer")
+    parser.add_class_arguments(Trainer, skip={*_TYPES})
+    for name, kind in _TYPES.items():
+        parser.add_argument(f"--{name}", type=kind, default=None)
+    chosen = parser.parse_args(arguments)
+    if chosen.model is None and "model" not in given:
+        parser.error("model must be given, such as --model task.make_model.")
+    for name in given:
+        chosen.pop(name, None)
+    if chosen.get("seed") is not None:
+        seed_all(chosen.seed)  # the Trainer seeds when the model exists, and its weights are drawn here
+    built = {**vars(parser.instantiate(chosen)), **given}
+    del built["config"]
+    if chosen.get("optimizers") is not None:
+        make, model = built["optimizers"], built["model"]
+        # A function may take the model, as muon_with_adamw does.
+        built["optimizers"] = make(model if "model" in inspect.signature(make).parameters else model.parameters())
+    return Trainer(**built)
 
 
 if __name__ == "__main__":

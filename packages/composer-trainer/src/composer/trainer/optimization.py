@@ -15,7 +15,7 @@ from composer.core import Precision, State, get_precision_context
 from composer.core.evaluator import has_modes
 from composer.core.optimizers import unwrapped, wants_closure
 from composer.optim import DecoupledSGDW
-from composer.trainer.tools.config import check_components
+from composer.trainer.tools.components import check_components
 
 
 def move_state(optimizer: Optimizer) -> None:

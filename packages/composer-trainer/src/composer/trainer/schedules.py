@@ -16,7 +16,7 @@ from composer.core.checks import as_list, is_flag
 from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, WarmupStableDecayScheduler, compile_composer_scheduler
 from composer.optim.clock import ClockLR, WarmsUp
-from composer.trainer.tools.config import check_components
+from composer.trainer.tools.components import check_components
 
 SchedulerLike: TypeAlias = LRScheduler | ComposerScheduler
 

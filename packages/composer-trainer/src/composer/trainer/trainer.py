@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from composer.core import (
     Algorithm,
@@ -50,7 +50,6 @@ from composer.trainer.settings.checkpoints import Loading, Saving
 from composer.trainer.settings.compute import Compute, choose_precision
 from composer.trainer.settings.groups import Components, Console, Identity, Problems, Processes, Settings
 from composer.trainer.stopping import StopSignals
-from composer.trainer.tools.config import read_config, trainer_arguments
 from composer.trainer.tools.dry_run import check_dry_run, dry_run_settings, short_evaluators
 from composer.trainer.tools.environment import warn_of_mosaicml
 from composer.trainer.tools.find_lr import LRSearch, find_lr
@@ -299,41 +298,6 @@ class Trainer(Assembly):
 
         def __getattr__(self, name: str) -> Any:
             raise missing_attribute(self, name)
-
-    @classmethod
-    def from_config(
-        cls,
-        config: Mapping[str, Any] | str | os.PathLike[str],
-        *,
-        overrides: Mapping[str, Any] | None = None,
-        **arguments: Any,
-    ) -> Self:
-        """Return a trainer from plain data: a dictionary of arguments by name, or the path of a YAML file with one.
-
-        ``algorithms``, ``callbacks``, ``loggers``, ``optimizers``, ``schedulers`` and ``model`` are names of the public
-        classes of this library (optimizers also of :mod:`torch.optim`; models are ``composer_timm`` and
-        ``composer_torchvision``), or dictionaries of arguments by name. Nothing else is looked up or imported.
-
-        Args:
-            config: The configuration; a file needs PyYAML, ``pip install "composer-trainer[config]"``.
-            overrides: New values of entries by their paths: ``{"optimizers.AdamW.lr": 0.001}``.
-            arguments: Further arguments, such as data and a model; they replace those of the configuration.
-
-        Raises:
-            ModuleNotFoundError: PyYAML is not installed.
-            TypeError, ValueError: An entry is of the wrong type, unknown, missing or out of range.
-
-        Example:
-            >>> import torch
-            >>> from composer.models import ComposerClassifier
-            >>> config = {"max_duration": "2ep", "optimizers": {"SGD": {"lr": 0.1}}, "algorithms": ["LabelSmoothing"]}
-            >>> data = [(torch.rand(8, 4), torch.zeros(8, dtype=torch.long))]
-            >>> model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
-            >>> options = {"overrides": {"optimizers.SGD.lr": 0.01}, "max_duration": "1ep"}
-            >>> Trainer.from_config(config, **options, model=model, train_dataloader=data).fit().steps
-            1
-        """
-        return cls(**trainer_arguments(read_config(config, overrides), arguments))
 
     @suggests_names
     def fit(

@@ -35,7 +35,7 @@ from composer.trainer.evaluation.evaluate import Evaluations, check_can_be_evalu
 from composer.trainer.optimization import check_optimizers, make_scaler
 from composer.trainer.reproducibility import choose_seed, seed_all
 from composer.trainer.schedules import TrainingSchedule, check_optimizers_of
-from composer.trainer.tools.config import check_components
+from composer.trainer.tools.components import check_components
 
 if TYPE_CHECKING:
     from composer.trainer.settings.checkpoints import Loading, Saving
