@@ -15,7 +15,7 @@ import torch
 from attrs.validators import optional
 from torch import Tensor, nn
 
-from composer.core.checks import NamesArguments, integer, is_string, is_subset, nearest, to_strings
+from composer.core.checks import NamesArguments, integer, is_flag, is_string, is_subset, nearest, to_strings
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
@@ -92,6 +92,8 @@ class Evaluator(NamesArguments):
             which is called at ``BATCH_END``, ``EPOCH_END``, ``ITERATION_END`` and ``FIT_END``; None uses the trainer's
             setting.
         device_eval_microbatch_size: Samples in a microbatch; None does not split batches.
+        training_weights: Whether to evaluate the trained weights, and not the averages of an algorithm, such as
+            EMA, or of an optimizer.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -108,6 +110,7 @@ class Evaluator(NamesArguments):
     subset_num_batches: int | None = attrs.field(default=None, validator=optional(is_subset))
     eval_interval: EvalInterval | None = attrs.field(default=None, converter=_to_eval_interval)
     device_eval_microbatch_size: int | None = integer(None, 1, meaning="It is a number of samples, or None.")
+    training_weights: bool = attrs.field(default=False, validator=is_flag)
 
 
 class MetricValues(dict[str, Any]):

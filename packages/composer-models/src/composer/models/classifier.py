@@ -85,7 +85,7 @@ class ComposerClassifier(PairModel):
         self.num_classes = (2 if width == 1 else width) if num_classes is None else num_classes
         # A module for two classes may return one score.
         has_labels = takes_labels(loss_fn) and ((self.num_classes or 0) > 2 or width == self.num_classes == 2)
-        default = _label_metrics if has_labels else _class_metrics
+        default: Callable[..., Metrics] = _label_metrics if has_labels else _class_metrics
         if train_metrics is None:
             train_metrics = default(self.num_classes, is_train=True)
         if val_metrics is None:
@@ -232,7 +232,7 @@ def _class_metrics(num_classes: int | None, *, is_train: bool) -> Metric | dict[
     return accuracy if is_train else {"MulticlassAccuracy": accuracy, "CrossEntropy": CrossEntropy()}
 
 
-def _label_metrics(num_labels: int | None, *, is_train: bool) -> Metric | list[Metric]:
+def _label_metrics(num_labels: int, *, is_train: bool) -> Metric | list[Metric]:
     from torchmetrics.classification import MultilabelAccuracy, MultilabelF1Score  # noqa: PLC0415 (takes a second)
 
     accuracy = MultilabelAccuracy(num_labels, validate_args=False)  # validating would synchronise, see above

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from composer.algorithms import EMA, SAM, SWA
 from composer.callbacks import CheckpointSaver, ExportForInferenceCallback
-from composer.core import Callback
+from composer.core import Callback, Evaluator
 from fixtures import make_classifier, make_loader, small_run
 
 
@@ -93,6 +93,28 @@ def trained(request, with_sam, tmp_path):
 def same(one, other):
     """Return whether two sets of weights are bit-identical."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("order", [("average", "trained"), ("trained", "average", "again")])
+def test_training_weights_beside_averages(run, order):
+    """An evaluator evaluates the weights that are trained; the metrics of each are those of its weights."""
+
+    class Record(Callback):
+        def eval_end(self, state, logger):
+            seen[state.dataloader_label] = state.model.state_dict()["module.0.weight"].clone()
+
+    seen, loader = {}, make_loader()
+    evaluators = [Evaluator(label=label, dataloader=loader, training_weights=label != "average") for label in order]
+    model, options = make_classifier(), {"callbacks": Record(), "eval_dataloader": evaluators, "max_duration": "1ep"}
+    optimizer = (Averaging if run == "schedule-free" else torch.optim.SGD)(model.parameters(), lr=0.1)
+    trainer = small_run(model=model, optimizers=optimizer, algorithms=RUNS[run](), **options)
+    trainer.fit()
+
+    trained = trainer.state.model.state_dict()["module.0.weight"]
+    assert [torch.equal(seen[label], trained) for label in order] == [label != "average" for label in order]
+    values = {float(trainer.state.eval_metric_values[label]["CrossEntropy"]) for label in order}
+    assert len(values) == 2
 
 
 class TestSavedWeights:

@@ -277,10 +277,11 @@ def evaluate(
     results = {} if results is None else results
     with in_evaluation(engine):
         engine.run_event(Event.EVAL_BEFORE_ALL)
-        with with_evaluation_weights(engine.state):
-            for evaluator in evaluators:
-                subset = default_subset if evaluator.subset_num_batches is None else evaluator.subset_num_batches
-                results[evaluator.label] = _evaluate_one(engine, evaluator, subset, signals)
+        for as_trained, group in itertools.groupby(evaluators, lambda evaluator: evaluator.training_weights):
+            with with_evaluation_weights(engine.state, as_trained=as_trained):
+                for evaluator in group:
+                    subset = default_subset if evaluator.subset_num_batches is None else evaluator.subset_num_batches
+                    results[evaluator.label] = _evaluate_one(engine, evaluator, subset, signals)
         engine.run_event(Event.EVAL_AFTER_ALL)
     return results
 
@@ -306,9 +307,12 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def with_evaluation_weights(state: State) -> Iterator[None]:
-    """Give the model its evaluation weights within the block, and the buffers of rank 0 in every process."""
-    with evaluation_weights(state):
+def with_evaluation_weights(state: State, *, as_trained: bool = False) -> Iterator[None]:
+    """Give the model its evaluation weights within the block, and the buffers of rank 0 in every process.
+
+    If ``as_trained``, it keeps its training weights.
+    """
+    with contextlib.nullcontext() if as_trained else evaluation_weights(state):
         broadcast_buffers(state.model)
         yield
 
@@ -322,6 +326,8 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
     for metric in metrics.values():
         metric.reset()
     engine.run_event(Event.EVAL_START)
+    if evaluator.training_weights:
+        engine.restore()  # at this event, averages have been moved into the model
     loader = evaluator.dataloader.dataloader
     with _restoring_parts(loader):
         for batch, counts in signals.until_stopped(_first_batches(state, loader, subset)):
