@@ -58,3 +58,30 @@ class TestNEFTune:
     def test_layer_is_noisy(self, loop):
         """The embedding is replaced at INIT."""
         assert isinstance(loop[0][0], cf.NoisyEmbedding)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # PEFT reads it
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"modules_to_save": ["embed_tokens"]}, {"trainable_token_indices": [1, 2]}],
+    ids=["LoRA", "a trained copy", "trained rows"],
+)
+def test_embedding_within_peft(options):
+    """Noise is added to an embedding that PEFT has wrapped, too, in training only; trained weights get gradients."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    network = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=12, **sizes))
+    model = peft.get_peft_model(network, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], **options))
+    engine = Engine(State(model.train(), rank_zero_seed=3), algorithms=NEFTune(alpha=2.0))
+    engine.run_event(Event.INIT)
+    embedding, embedded = model.get_input_embeddings(), []
+    embedding.register_forward_hook(lambda _, __, output: embedded.append(output))
+    engine.state.batch = {"input_ids": IDS, "attention_mask": MASK}
+
+    engine.run_event(Event.BEFORE_FORWARD)
+    model(IDS, attention_mask=MASK, labels=IDS).loss.backward()
+    model.eval()(IDS, attention_mask=MASK)
+
+    noise = (embedded[0] - embedded[1]).detach()
+    assert torch.equal((noise != 0).any(-1), MASK.bool())
+    assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)

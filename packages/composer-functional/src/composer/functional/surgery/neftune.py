@@ -38,15 +38,18 @@ def apply_neftune(model: nn.Module, embedding: str | None = None) -> SurgeryRepo
     check_modules(model=model)
     found = find_embedding(model, embedding)
     is_new = not isinstance(found, NoisyEmbedding)
+    size = next(module.embedding_dim for module in found.modules() if isinstance(module, nn.Embedding))
 
     def replace(layer: nn.Module, _: int) -> nn.Module:
-        return NoisyEmbedding.take_over(layer, noise=None)
+        return NoisyEmbedding.take_over(layer, noise=None, embedding_dim=size)
 
-    return replace_layers(model, {nn.Embedding: replace}, lambda layer: is_new and layer is found)
+    return replace_layers(model, {type(found): replace}, lambda layer: is_new and layer is found)
 
 
-def find_embedding(model: nn.Module, name: str | None) -> nn.Embedding:
+def find_embedding(model: nn.Module, name: str | None) -> nn.Module:
     """Return the embedding of tokens with this name, or that of a model of Transformers, or the only one.
+
+    Around that of Transformers may be a module of PEFT, which trains a copy of it, or some of its rows.
 
     Raises:
         ValueError: There is none, or there are several.
@@ -58,8 +61,8 @@ def find_embedding(model: nn.Module, name: str | None) -> nn.Embedding:
         methods = (getattr(module, "get_input_embeddings", None) for module in model.modules())
         own = next((method() for method in methods if method is not None), None)
         found = next(iter(all_of_them.values())) if own is None and len(all_of_them) == 1 else own
-    if not isinstance(found, nn.Embedding):
-        raise ValueError(  # noqa: TRY004  (the model lacks it)
+    if found is None or not any(isinstance(module, nn.Embedding) for module in found.modules()):
+        raise ValueError(
             f"embedding must be the name of a torch.nn.Embedding of tokens, got {name!r}, which determines none. "
             f"The embeddings of {type(model).__name__} are {', '.join(map(repr, all_of_them)) or 'none'}."
         )
