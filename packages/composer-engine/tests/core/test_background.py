@@ -1,5 +1,6 @@
 """Background threads: no unlimited waits, one save at a time, and failures are raised."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -116,6 +117,18 @@ class TestBackground:
         done = run(AT_THE_END)
 
         assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
+
+    def test_nothing_is_left_of_jobs(self):
+        """Any number of jobs have one callback for the exit of the program."""
+        Background().wait()
+        counts = []
+        for _ in range(3):
+            background = Background()
+            background.start(lambda: None)
+            background.wait()
+            counts.append(atexit._ncallbacks())
+
+        assert counts[0] == counts[2]
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
     def test_forked_process_does_not_wait(self):

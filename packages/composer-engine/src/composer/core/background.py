@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import os
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import cache
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -83,6 +85,20 @@ def _run(call: Callable[[], T], outcome: Future[T], _alive: object) -> None:
         outcome.set_result(result)
 
 
+@cache
+def _unfinished() -> set[Background]:
+    """Return those that have a job, for which the program waits: Python waits only for threads of ``threading``."""
+    unfinished: set[Background] = set()
+
+    def wait_for_all() -> None:
+        with contextlib.ExitStack() as stack:  # also if one fails
+            for background in unfinished:
+                stack.callback(background.wait)
+
+    atexit.register(wait_for_all)
+    return unfinished
+
+
 class Background:
     """Run one job at a time in a thread; starting a second one waits for the first.
 
@@ -113,8 +129,7 @@ class Background:
         """
         self.wait()
         self._job = Task(job)
-        # At its exit Python waits only for threads of the module threading.
-        atexit.register(self.wait)
+        _unfinished().add(self)
 
     def check(self) -> None:
         """Raise the error of a job that has finished with one; do not wait.
@@ -136,6 +151,6 @@ class Background:
         if job is not None:
             job.wait()  # after Ctrl-C here, the next call waits for the job
             self._job = None
-            atexit.unregister(self.wait)
+            _unfinished().discard(self)
             if job.process == os.getpid():  # a forked process does not have its parent's thread
                 job.result()
