@@ -1,7 +1,7 @@
 """GyroDropout: masks that are drawn once and used in turn."""
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from composer import functional as cf
 from composer.algorithms import GyroDropout
@@ -49,6 +49,25 @@ class TestGyroDropout(Surgery):
 
         assert early == 0
         assert cf.count_module_instances(model, cf.GyroDropout) == 1
+
+    def test_stream_without_a_length(self):
+        """A duration in batches is enough for a stream; one in epochs raises an error that states what is missing."""
+
+        class Stream(IterableDataset):
+            def __iter__(self):
+                yield 0
+
+        model = convolutions()
+        state = State(model=model, train_dataloader=DataLoader(Stream()), max_duration="8ba")
+        Engine(state, algorithms=GyroDropout(sigma=4, tau=2)).run_event("init")
+        [layer] = [each for each in model.modules() if isinstance(each, cf.GyroDropout)]
+        unknown = State(model=convolutions(), train_dataloader=DataLoader(Stream()), max_duration="8ep")
+
+        assert layer.period == 4
+        with pytest.raises(
+            ValueError, match=r"set State\.max_duration in epochs or batches, and train on a loader that"
+        ):
+            Engine(unknown, algorithms=GyroDropout()).run_event("fit_start")
 
     def test_missing_max_duration_raises(self):
         """A training of unknown length raises."""

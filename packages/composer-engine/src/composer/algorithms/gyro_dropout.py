@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
 from typing import Any, ClassVar
 
 import attrs
@@ -13,6 +12,7 @@ from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import FORWARD_PASSES, ModelSurgery
 from composer.core import Event, Logger, Stage, State, TimeUnit
 from composer.core.checks import integer, number
+from composer.core.data_spec import length_of
 from composer.core.declarations import owned
 from composer.functional.surgery.gyro_dropout import check_not_recomputed
 
@@ -82,8 +82,8 @@ def _count_passes(state: State) -> int | None:
     """Return the number of forward passes of the training; None if it is unknown."""
     duration, length = state.max_duration, state.dataloader_len
     loader: Any = state.train_dataloader
-    if length is None and isinstance(loader, Sized):
-        length = len(loader)
+    if length is None:
+        length = length_of(loader)
     if duration is not None and duration.unit is TimeUnit.BATCH:
         batches = int(duration.value)
     elif duration is not None and duration.unit is TimeUnit.EPOCH and length is not None:
