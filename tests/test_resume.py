@@ -23,7 +23,7 @@ import composer.algorithms as al
 from composer import Trainer
 from composer.core import Algorithm, AlgorithmConflictError, explain
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
+from composer.models import ComposerClassifier, HuggingFaceModel
 from composer.optim import CosineAnnealingWithWarmupScheduler, LinearScheduler, muon_with_adamw
 from fixtures.models import PatchEncoder, Teacher
 
@@ -504,3 +504,42 @@ class Plain(Images):
         """Return it."""
         image = torch.rand(3, 12, 12, generator=torch.Generator().manual_seed(index))
         return image, index % 3
+
+
+class TestMaskedTokens:
+    """Transformers' collator for masked language models, which creates its generator with the first batch."""
+
+    def train(self, folder, load_path=None):
+        transformers = pytest.importorskip("transformers", reason="the collator is of Transformers")
+        tokenizers = pytest.importorskip("tokenizers", reason="the tokenizer is of Transformers")
+        vocabulary = {name: index for index, name in enumerate(["[PAD]", "[MASK]", "[UNK]", *"abcdefghijklm"])}
+        backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+        special = {"pad_token": "[PAD]", "mask_token": "[MASK]", "unk_token": "[UNK]"}
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+        collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3, seed=5)
+        sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        torch.manual_seed(0)
+        config = transformers.BertConfig(vocab_size=len(vocabulary), hidden_dropout_prob=0.0, **sizes)
+        model = HuggingFaceModel(transformers.BertForMaskedLM(config), tokenizer)
+        texts = [{"input_ids": (torch.arange(8) + index) % 13 + 3} for index in range(12)]
+        trainer = Trainer(
+            model=model,
+            train_dataloader=DataLoader(texts, batch_size=4, shuffle=True, collate_fn=collate),
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+            max_duration="3ep",
+            save_folder=str(folder),
+            save_interval="1ba",
+            save_num_checkpoints_to_keep=-1,
+            load_path=load_path,
+            progress_bar=False,
+            device="cpu",
+        )
+        with trainer:
+            trainer.fit()
+        return bits(trainer.state.get_model_state_dict())
+
+    def test_the_generator_continues(self, tmp_path):
+        """A run that resumes within an epoch masks the same tokens, without a warning."""
+        expected = self.train(tmp_path / "full")
+
+        assert self.train(tmp_path / "resumed", str(tmp_path / "full" / "ep1-ba5")) == expected

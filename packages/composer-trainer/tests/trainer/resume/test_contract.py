@@ -238,7 +238,67 @@ def sampled(sampler, **options):
     return {"train_dataloader": DataLoader(data, batch_size=4, sampler=sampler, **options)}
 
 
+class Jitter:
+    def __init__(self):
+        self.generator = random.Random(3)
+
+    def __call__(self, batch):
+        return batch[0] + self.generator.random(), batch[1]
+
+
+class Late:
+    """Creates its generator when it is first used."""
+
+    created = None
+
+    @property
+    def generator(self):
+        self.created = self.created or self.make()
+        return self.created
+
+    @generator.setter
+    def generator(self, generator):
+        self.make = lambda: generator
+
+
+class LateDrawing(Late, Drawing):
+    pass
+
+
+class LateSampler(Late, OwnSampler):
+    pass
+
+
+class LateStream(Late, Stream):
+    pass
+
+
+class LateLoader(Late, Loader):
+    pass
+
+
+class LateJitter(Late, Jitter):
+    pass
+
+
+class LateCollate(Late):
+    """Draws from a generator that is created with the first batch."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(3)
+
+    def __call__(self, samples):
+        inputs, targets = torch.utils.data.default_collate(samples)
+        return inputs + 0.1 * self.generator.random(), targets
+
+
+def stateful(dataset, **options):
+    module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
+    return {"train_dataloader": module.StatefulDataLoader(dataset, batch_size=4, shuffle=True, **options)}
+
+
 EXACT = {
+    "a StatefulDataLoader's dataset": lambda: stateful(Drawing()),
     "a dataset's torch.Generator": lambda: loader(Drawing()),
     "a dataset's random.Random": lambda: loader(Drawing(lambda: random.Random(3))),
     "a dataset's numpy Generator": lambda: loader(Drawing(lambda: np.random.default_rng(3))),
@@ -263,14 +323,23 @@ EXACT = {
     "an algorithm's": lambda: {"algorithms": [Scale()]},
     "a loss's generator": lambda: {"loss": Loss()},
 }
-
-
-class Jitter:
-    def __init__(self):
-        self.generator = random.Random(3)
-
-    def __call__(self, batch):
-        return batch[0] + self.generator.random(), batch[1]
+LATE = {
+    "a dataset's": lambda: loader(LateDrawing()),
+    "a sampler's": lambda: sampled(LateSampler()),
+    "a sampler's, with workers": lambda: sampled(LateSampler(), num_workers=1),
+    "a collate_fn's": lambda: loader(TensorDataset(INPUTS, TARGETS), collate_fn=LateCollate()),
+    "all of these": lambda: loader(LateDrawing(), collate_fn=LateCollate(), sampler=LateSampler(), shuffle=None),
+    "a transform's": lambda: {
+        "train_dataloader": DataSpec(
+            loader(TensorDataset(INPUTS, TARGETS))["train_dataloader"], batch_transforms=LateJitter()
+        )
+    },
+    "a stream's": lambda: loader(LateStream(), shuffle=None),
+    "a loader's": lambda: {"train_dataloader": LateLoader()},
+    "a StatefulDataLoader's dataset": lambda: stateful(LateDrawing()),
+    "a StatefulDataLoader's collate_fn": lambda: stateful(TensorDataset(INPUTS, TARGETS), collate_fn=LateCollate()),
+}
+EXACT |= {f"{name} generator, created when it is first used": make for name, make in LATE.items()}
 
 
 def saves(state, event):
@@ -314,6 +383,7 @@ def uninterrupted(tmp_path_factory):
     return run
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # of torchdata's own
 @pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
 @pytest.mark.parametrize("stop", ["ep0-ba3", "ep1-ba3", "ep1-ba5"])
 @pytest.mark.parametrize("case", EXACT)
@@ -325,6 +395,19 @@ def test_resume_is_exact(uninterrupted, tmp_path, case, stop):
 
     assert int(trainer.state.timestamp.batch) == STEPS
     assert torch.equal(weights, expected)
+
+
+def test_evaluated_data_are_exact(tmp_path):
+    """The generator of data to evaluate on that is created with the first sample continues."""
+
+    def evaluated(load_path=None):
+        options = {"eval_dataloader": DataLoader(LateDrawing(), batch_size=4), "save_interval": "1ep"}
+        _, trainer = train(tmp_path / str(load_path is None), options, load_path)
+        return trainer.state.eval_metric_values["CrossEntropy"]
+
+    expected = evaluated()
+
+    assert torch.equal(evaluated(str(tmp_path / "True" / "ep1-ba3")), expected)
 
 
 def test_second_resume(uninterrupted, tmp_path):

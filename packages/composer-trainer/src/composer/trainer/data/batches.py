@@ -17,6 +17,7 @@ import copy
 import itertools
 import logging
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,10 +35,16 @@ from composer.trainer.data.iterable_order import UsualCount
 from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
 from composer.trainer.data.stateful_order import STATES, StatefulOrder
-from composer.trainer.resume.contract import LoaderObjects, load_objects, save_objects, takes_position
+from composer.trainer.resume.contract import (
+    LoaderObjects,
+    create_generators,
+    load_objects,
+    save_objects,
+    takes_position,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
     from composer.core import Batch, DataSpec
     from composer.trainer.data.iterable_order import DataOrder
@@ -256,7 +263,7 @@ class Batches:
             as_sampler=self._order.as_sampler,
         )
 
-    def load(self, saved: SavedPlace, samples: int | None = None) -> None:
+    def load(self, saved: SavedPlace, samples: int | None = None, generators: Iterable[str] = ()) -> None:
         """Restore a saved place. Batches before it that have to be loaded are loaded now.
 
         When all objects have their states, :meth:`look_ahead` must follow.
@@ -264,7 +271,11 @@ class Batches:
         Args:
             saved: What :meth:`save` returned.
             samples: The number of samples in the batches before the place, if it is known.
+            generators: The paths of further generators with a saved state; see :func:`create_generators`.
         """
+        self.rewind(saved.epoch, saved)
+        objects = {**self.objects.replayed, **self.objects.by_path("loading"), **self.objects.by_path("transforms")}
+        create_generators([*saved.objects.generators, *generators], objects, self._load_and_discard)
         self.rewind(saved.epoch, saved)
         self._order.as_sampler = saved.as_sampler
         position = self.position
@@ -278,6 +289,12 @@ class Batches:
         if position.place:
             here = counted if self.spec.batch_transforms is None else None  # which may change the number
             self.place_reader.warn_of_other_samples(saved, position.num_batches, samples, here)
+
+    def _load_and_discard(self) -> None:
+        """Load the first batch of the epoch, unless the loader is an iterator, of which it would be missing."""
+        if not isinstance(self._loader, Iterator):
+            for batch in itertools.islice(self._order.begin(self._epoch), 1):
+                self._prepared(batch)
 
     def _find_next(self, saved: SavedPlace) -> int | None:
         """Let the place in the loader be the next batch; return the number of samples before it, if they are counted.

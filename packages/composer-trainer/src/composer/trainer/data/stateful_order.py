@@ -59,7 +59,7 @@ from composer.distributed.samplers import END, set_epoch
 from composer.trainer.data.iterable_order import OpaqueOrder
 from composer.trainer.data.seeding import seeded_batches
 from composer.trainer.data.workers import iterate
-from composer.trainer.resume.contract import load_objects, save_objects
+from composer.trainer.resume.contract import create_generators, load_objects, save_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -153,7 +153,8 @@ class StatefulOrder(OpaqueOrder):
     def __init__(self, loader: Iterable[Batch], seed: int, subset_num_batches: int = -1) -> None:
         super().__init__(loader, seed)
         self._subset_num_batches = subset_num_batches
-        self._parts = {"loader": loader, **{name: getattr(loader, name, None) for name in ("batch_sampler", "sampler")}}
+        names = ("batch_sampler", "sampler", "dataset", "collate_fn")
+        self._parts = {"loader": loader, **{name: getattr(loader, name, None) for name in names}}
         self._loaded: SavedPlace | None = None
         self._earlier: _Earlier | None = None
         self._random_states_at_start = self._random_states()
@@ -192,6 +193,8 @@ class StatefulOrder(OpaqueOrder):
         state, states = self._loaded.loader, self._loaded.objects.states
         earlier = _Earlier.from_saved(states["earlier"]) if "earlier" in states else None
         random_states = states.get("generators", {"start": {}, "now": {}})
+        batches = seeded_batches(lambda: iter(self.loader), self.seed, epoch)
+        create_generators(random_states["now"], self._parts, lambda: next(batches, END))
         if place:
             opening = _Iteration(epoch, place, random_states["start"], opening_number=place)
             batches = self._resume_in_epoch(state, earlier, opening, random_states["now"])

@@ -15,7 +15,7 @@ import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -216,6 +216,23 @@ def load_objects(saved: SavedObjects, objects: Mapping[str, Any], components: Ma
             raise ValueError(f"{path} {error}.") from error
     if missing:
         warnings.warn(f"This program has no {', no '.join(missing)}, whose saved state is not restored.", stacklevel=2)
+
+
+def create_generators(paths: Iterable[str], objects: Mapping[str, Any], load: Callable[[], object]) -> None:
+    """Load a batch, which is discarded, if objects create generators with saved states when they are first used.
+
+    Args:
+        paths: Those of the saved generators.
+        objects: The objects that load batches; their states are not restored yet.
+        load: Loads a batch with them.
+
+    Example:
+        >>> create_generators(["sampler.generator"], {"sampler": object()}, load=lambda: print("a batch"))
+        a batch
+    """
+    present = generators_of(objects)
+    if any(path not in present and path.startswith(tuple(f"{name}." for name in objects)) for path in paths):
+        load()
 
 
 def generators_of(objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from composer.core.serialization import from_data, to_data
 from composer.distributed import all_gather_object, broadcast_buffers, get_data_rank, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size
+from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.merging import merge_metrics
 from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
@@ -180,7 +181,17 @@ class _GivenObjects:
 
     def load(self, saved: SavedObjects) -> None:
         """Restore what :meth:`save` returned."""
+        for evaluator in self._state.evaluators:
+            objects, streams = contract.objects_to_evaluate(evaluator.dataloader.dataloader)
+            order = make_order(evaluator.dataloader.dataloader, self._state.rank_zero_seed)
+            load = partial(next, order.begin(0), None)
+            contract.create_generators(
+                saved.generators, _named(f"evaluators.{evaluator.label}", objects | streams), load
+            )
         contract.load_objects(saved, self._others(), self._components())
+
+    def _load_first(self, loader: Any) -> None:
+        next(make_order(loader, self._state.rank_zero_seed).begin(0), None)
 
     def is_ignored(self, path: str, ignored: Collection[str]) -> bool:
         """Return whether an attribute, such as ``"callbacks.Mine.generator"``, is one of an ignored component."""
@@ -459,7 +470,8 @@ class ResumeState:
         if batches is not None and place is not None:
             clock = state.timestamp
             counts_all = get_world_size() == 1 and clock.batch_in_epoch == place.place
-            batches.load(place, int(clock.sample_in_epoch) if counts_all else None)
+            generators = saved.processes[get_global_rank()].objects.generators if saved.has_same_processes() else ()
+            batches.load(place, int(clock.sample_in_epoch) if counts_all else None, generators)
         if saved.has_same_processes():
             this_process = saved.processes[get_global_rank()]
             load_metrics(state.train_metrics, this_process.metrics, state.device)
