@@ -162,7 +162,8 @@ class TestResume:
         branch.fit(cooldown="2ba")
         later, rates = make_run(load_path=str(tmp_path / "end"), max_duration="12ba")
 
-        later.fit()
+        with pytest.warns(UserWarning, match="learning rate rises from 0 to 1 at batch 10"):
+            later.fit()
         later.fit(cooldown="2ba")
 
         assert rates == pytest.approx([1.0, 1.0, *square_roots(2)])

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
 from composer.algorithms import SWA
 from composer.core import Callback, DataSpec
@@ -15,6 +16,7 @@ from composer.optim import (
     DecoupledSGDW,
     LinearScheduler,
     LinearWithWarmupScheduler,
+    WarmupStableDecayScheduler,
 )
 from fixtures import full_copy, make_classifier, make_loader, record, same_bits, small_run
 
@@ -67,6 +69,98 @@ class TestSchedulers:
         assert rates == pytest.approx([0.1, 0.09, 0.08, 0.07])
 
 
+def chained(optimizer, steps):
+    first = lr_scheduler.LinearLR(optimizer, total_iters=4)
+    second = lr_scheduler.CosineAnnealingLR(optimizer, steps - 4)
+    return lr_scheduler.SequentialLR(optimizer, [first, second], [4])
+
+
+def of_transformers(optimizer, steps):
+    transformers = pytest.importorskip("transformers", reason="it has schedules of its own")
+    return transformers.get_cosine_schedule_with_warmup(optimizer, 4, steps)
+
+
+KNOWN_STEPS = {
+    "OneCycleLR": lambda optimizer, steps: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps),
+    "CosineAnnealingLR": lr_scheduler.CosineAnnealingLR,
+    "PolynomialLR": lr_scheduler.PolynomialLR,
+    "LinearLR": lambda optimizer, steps: lr_scheduler.LinearLR(optimizer, 1.0, 0.1, steps),
+    "MultiStepLR": lambda optimizer, steps: lr_scheduler.MultiStepLR(optimizer, [steps // 2, steps - 1]),
+    "SequentialLR": chained,
+    "ChainedScheduler": lambda optimizer, steps: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, total_iters=2), lr_scheduler.CosineAnnealingLR(optimizer, steps)]
+    ),
+    "LambdaLR": of_transformers,
+}
+
+
+class TestKnownNumbersOfSteps:
+    """A schedule of so many steps as the training has batches steps after each epoch only by mistake."""
+
+    def run(self, make, steps, max_duration="4ep", **options):
+        model = make_classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = {"optimizers": optimizer, "schedulers": make(optimizer, steps), "max_duration": max_duration}
+        small_run(model=model, **settings, **options).fit()
+
+    @pytest.mark.parametrize("max_duration", ["4ep", "20ba"])
+    @pytest.mark.parametrize("name", KNOWN_STEPS)
+    def test_of_the_batches_warn(self, name, max_duration):
+        """The warning names the numbers and the remedy."""
+        message = rf"{name} has (19|20) steps, .* makes 4 steps.*in 20 batches.*step_schedulers_every_batch=True"
+        with pytest.warns(UserWarning, match=message):
+            self.run(KNOWN_STEPS[name], 20, max_duration)
+
+    @pytest.mark.parametrize("options", [{"step_schedulers_every_batch": choice} for choice in (True, False)])
+    def test_a_choice_does_not_warn(self, options):
+        """The argument says when they step."""
+        self.run(lr_scheduler.CosineAnnealingLR, 20, **options)
+
+    @pytest.mark.parametrize("steps", [2, 4, 5, 40])
+    def test_other_numbers_do_not_warn(self, steps):
+        """A schedule in epochs may be shorter than the training, or longer."""
+        self.run(lr_scheduler.CosineAnnealingLR, steps)
+
+
+class TestProlongedTraining:
+    """A schedule that decays to the end of the training begins to decay again in a longer one."""
+
+    def run(self, folder, max_duration, scheduler, stop_at=None, **options):
+        trainer = small_run(
+            schedulers=scheduler, max_duration=max_duration, save_folder=str(folder), save_interval="1ba", **options
+        )
+        if stop_at is not None:
+            trainer.engine.on("batch_end", lambda state, _: state.stop_training(), every=stop_at)
+        trainer.fit()
+        return trainer
+
+    def test_within_the_decay_warns(self, tmp_path):
+        """The rate of the next batch was that of batch 3 of 4, and is that of batch 3 of 12."""
+        self.run(tmp_path / "first", "4ba", LinearScheduler(alpha_f=0.0), stop_at="3ba")
+
+        with pytest.warns(
+            UserWarning, match=r"learning rate rises from 0\.025 to 0\.075 at batch 3.*max_duration='12ba'"
+        ):
+            self.run(
+                tmp_path / "second", "12ba", LinearScheduler(alpha_f=0.0), load_path=str(tmp_path / "first" / "ep0-ba3")
+            )
+
+    @pytest.mark.parametrize(
+        ("scheduler", "max_duration"),
+        [
+            (LinearScheduler(alpha_f=0.0), "4ba"),  # the same one
+            (LinearScheduler(alpha_f=0.0, t_max="4ba"), "12ba"),
+            (ConstantScheduler(), "12ba"),
+            (WarmupStableDecayScheduler(t_warmup="1ba", t_decay="1ba"), "12ba"),  # still in the stable phase
+        ],
+    )
+    def test_an_equal_rate_does_not_warn(self, tmp_path, scheduler, max_duration):
+        """The end of a training may be moved if the rate does not depend on it."""
+        self.run(tmp_path / "first", "4ba", scheduler, stop_at="3ba")
+
+        self.run(tmp_path / "second", max_duration, scheduler, load_path=str(tmp_path / "first" / "ep0-ba3"))
+
+
 class TestSchedulesOverSeveralFits:
     def test_extended_training_rescales_the_schedule(self):
         """After fit(duration=) the schedule uses the new length from the first batch."""
@@ -82,7 +176,8 @@ class TestSchedulesOverSeveralFits:
         trainer = small_run(schedulers=falling, callbacks=Observer(), max_duration="4ba")
 
         trainer.fit()
-        trainer.fit(duration="4ba")
+        with pytest.warns(UserWarning, match="learning rate rises from 0 to 0.05"):
+            trainer.fit(duration="4ba")
 
         assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.05, 0.0375, 0.025, 0.0125])
 

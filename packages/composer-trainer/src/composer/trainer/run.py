@@ -81,7 +81,7 @@ class Run:
         self._begins_after_end = elapsed is not None and elapsed.value > 1
         self.state.stop_reason = None  # of an earlier call
         if not self._begins_after_end:
-            schedules.follow_clock(self.state.timestamp)
+            schedules.follow_clock(self.state)
         self.clock = TrainingClock(self.state)
         self._is_in_batch = False
         # StopSignals compares the numbers of batches to see whether one has ended. It sets no limit between batches, in

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import attrs
 from attrs.validators import optional
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from composer.core import State, Time, Timestamp, TimeUnit
-from composer.core.checks import as_list, is_flag
+from composer.core import State, Time, TimeUnit
+from composer.core.checks import as_list, caller_level, is_flag
 from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, WarmupStableDecayScheduler, compile_composer_scheduler
 from composer.optim.clock import ClockLR, WarmsUp
 from composer.trainer.tools.components import check_components
 
 SchedulerLike: TypeAlias = LRScheduler | ComposerScheduler
+
+
+_RISES = 1.01
+"""How many times the rate before a prolonged training is exceeded if this is reported."""
 
 
 @attrs.frozen
@@ -35,15 +41,38 @@ class Schedules:
     every_epoch: tuple[LRScheduler, ...] = ()
     by_clock: tuple[LRScheduler, ...] = ()
 
-    def follow_clock(self, clock: Timestamp) -> None:
+    def follow_clock(self, state: State) -> None:
         """Recompute the learning rates that depend on the clock, because the duration may have changed.
 
-        Those that change after each epoch are kept until its end, as they depend on the clock at its beginning.
+        Those that change after each epoch are kept until its end, as they depend on the clock at its beginning. A rate
+        that rises within a training gives a warning.
         """
+        clock = state.timestamp
         is_in_epoch = clock.count(TimeUnit.BATCH, in_epoch=True) > 0
         for scheduler in self.by_clock:
             if not is_in_epoch or scheduler in self.every_batch:
+                group, before = scheduler.optimizer.param_groups[0], scheduler.get_last_lr()[0]
+                base = group.get("initial_lr")
                 scheduler.step()
+                if group.get("initial_lr") is base:  # else it was assigned
+                    _warn_of_rise(before, scheduler.get_last_lr()[0], state)
+
+
+def _warn_of_rise(before: float | Tensor, rate: float | Tensor, state: State) -> None:
+    """Warn, within a training, if a schedule gives a higher rate than before its end was moved.
+
+    Rates in tensors are not compared, for which the host would wait for the device.
+    """
+    if isinstance(before, Tensor) or isinstance(rate, Tensor) or not state.timestamp.batch.value:
+        return
+    if rate > before * _RISES:
+        warnings.warn(
+            f"The learning rate rises from {before:.3g} to {rate:.3g} at batch {int(state.timestamp.batch)}, as its "
+            f"schedule decays to the end of the training, which is now max_duration='{state.max_duration}'. To train "
+            "longer, load a checkpoint from before the decay, or use a schedule with a stable phase, such as "
+            "WarmupStableDecayScheduler, and end it by fit(cooldown=...).",
+            stacklevel=caller_level(),
+        )
 
 
 def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None) -> list[SchedulerLike]:
@@ -234,7 +263,37 @@ class TrainingSchedule:
         ]
         every_batch = [*(ready if self.step_every_batch else []), *([] if self.step_every_batch is False else by_clock)]
         every_epoch = [scheduler for scheduler in [*ready, *by_clock] if scheduler not in every_batch]
+        if self.step_every_batch is None:
+            for scheduler in ready:
+                _warn_of_steps(scheduler, state)
         return Schedules(tuple(every_batch), tuple(every_epoch), tuple(by_clock))
+
+
+def _known_steps(scheduler: LRScheduler) -> int:
+    """Return the number of steps after which a scheduler has ended; 0 if it is not known."""
+    parts = getattr(scheduler, "_schedulers", ())
+    starts = [0, *getattr(scheduler, "_milestones", [0] * len(parts))]
+    steps = [start + _known_steps(part) for start, part in zip(starts, parts, strict=False)]
+    # Of Transformers' functions.
+    partials = [getattr(function, "keywords", {}) for function in getattr(scheduler, "lr_lambdas", ())]
+    steps += [keywords.get("num_training_steps", 0) for keywords in partials]
+    steps += [getattr(scheduler, name, 0) for name in ("total_steps", "total_iters", "T_max")]
+    return max(*steps, *getattr(scheduler, "milestones", ()))
+
+
+def _warn_of_steps(scheduler: LRScheduler, state: State) -> None:
+    """Warn if a scheduler that steps after each epoch has about as many steps as the training has batches."""
+    end, length, steps = state.max_duration, state.dataloader_len, _known_steps(scheduler)
+    if end is None or length is None or end.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
+        return
+    epochs, batches = (end.value, end.value * length) if end.unit is TimeUnit.EPOCH else (end.value / length, end.value)
+    if abs(steps - batches) < min(steps - epochs, batches / 2):
+        warnings.warn(
+            f"{type(scheduler).__name__} has {steps} steps, and steps after each epoch: a training of '{end}' makes "
+            f"{math.ceil(epochs)} steps of it, in {int(batches)} batches. For a step after each batch, give "
+            "step_schedulers_every_batch=True; False confirms the present choice.",
+            stacklevel=caller_level(),
+        )
 
 
 @attrs.frozen
