@@ -97,9 +97,13 @@ class Result:
         Raises:
             ValueError: It has no evaluation, no time, or values that are not finite.
         """
-        numbers = [number for point in self.curve for number in point] + [self.seconds or 0.0]
-        if self.failure is None and not (self.curve and numbers[-1] > 0 and all(map(math.isfinite, numbers))):
-            raise ValueError("a run that did not fail has a curve of finite values, and took more than 0 seconds")
+        numbers = [number for point in self.curve for number in point]
+        is_measured = _LEAST_SECONDS < (self.seconds or 0.0) < _MOST_SECONDS
+        if self.failure is None and not (self.curve and is_measured and all(map(math.isfinite, numbers))):
+            raise ValueError(
+                "a run that did not fail has a curve of finite values, and took some time: "
+                f"{_LEAST_SECONDS:g} to {_MOST_SECONDS:g} seconds"
+            )
 
     def differences(self, other: Result) -> list[str]:
         """Return in words what shows that two runs are not of the same training; a killed run has no digests."""
@@ -116,6 +120,10 @@ class Result:
         return found + [
             name for name, (mine, theirs) in digests.items() if None not in {mine, theirs} and mine != theirs
         ]
+
+
+# Others are no measurements, and their ratios may overflow.
+_LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e12
 
 
 def _is_same(name: str, mine: str, theirs: str) -> bool:
