@@ -79,6 +79,19 @@ class TestVerify:
         assert main(["verify", str(saved.parent)]) == 0
         assert capsys.readouterr().out.startswith(f"{saved} is complete")
 
+    def test_control_characters_of_names(self, saved, capsys):
+        """Names of folders are escaped in output and errors, as a terminal would obey them."""
+        named = saved.rename(saved.with_name("\x1b[2Jone"))
+
+        assert main(["verify", str(named)]) == 0
+        (named / "manifest.json").unlink()
+        assert main(["verify", str(named)]) == 1
+
+        printed = capsys.readouterr()
+        assert "\\x1b[2Jone is complete" in printed.out
+        assert "\\x1b[2Jone/manifest.json is missing" in printed.err
+        assert "\x1b" not in printed.out + printed.err
+
     def test_damaged(self, saved, capsys):
         """A damaged one is reported with the file's name."""
         (saved / "optimizers.safetensors").write_bytes(b"")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import locate
 from composer.checkpoint.inspection import merge_weights, show_checkpoint, verify_checkpoint
+from composer.core.checks import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CheckpointError, ImportError, OSError) as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1
-    print(text)  # noqa: T201
+    print(printable(text))  # noqa: T201
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from composer.core.checks import abridged, bulleted
+from composer.core.checks import abridged, bulleted, printable
 from composer.core.secrets import without_secret_urls
 
 NOT_SAVED = "was not saved"
@@ -24,7 +24,7 @@ class CheckpointError(ValueError):
 
     def __init__(self, path: object, reason: str) -> None:
         self.path, self.reason = str(path), abridged(reason)
-        super().__init__(without_secret_urls(f"{self.path} {self.reason}"))
+        super().__init__(printable(without_secret_urls(f"{self.path} {self.reason}")))
 
 
 class MissingCheckpointError(CheckpointError, FileNotFoundError):
@@ -81,7 +81,7 @@ class CheckpointSaveError(OSError):
 
     def __init__(self, path: object, reason: str, *, outcome: str = NOT_SAVED) -> None:
         self.path, self.reason, self.outcome = str(path), abridged(reason), outcome
-        super().__init__(without_secret_urls(f"The checkpoint {self.path} {outcome}: {self.reason}"))
+        super().__init__(printable(without_secret_urls(f"The checkpoint {self.path} {outcome}: {self.reason}")))
 
 
 class LaterCheckpointError(CheckpointSaveError):

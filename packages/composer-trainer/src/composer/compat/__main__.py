@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from composer.compat.scan import UNREADABLE, scan
+from composer.core.checks import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,9 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kind = 2 if finding.former == UNREADABLE else int(not finding.works)
             counts[kind] += 1
             if not given.summary:
-                print(f"{path}:{finding}", file=sys.stderr if kind == 2 else sys.stdout)
+                print(printable(f"{path}:{finding}"), file=sys.stderr if kind == 2 else sys.stdout)
     except FileNotFoundError as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        print(printable(str(error)), file=sys.stderr)  # noqa: T201
         return 2
     code = max((kind for kind, count in enumerate(counts) if count), default=0)
     if given.summary:
