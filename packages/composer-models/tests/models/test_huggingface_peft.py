@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from composer.metrics import LanguageCrossEntropy
 from composer.models import HuggingFaceModel, write_huggingface_pretrained_from_composer_checkpoint
 
 peft = pytest.importorskip("peft", reason="PEFT is an extra")
@@ -67,6 +68,17 @@ class TestTraining:
         changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
         assert losses[-1] < losses[0]
         assert changed == {name for name in before if "lora_" in name} != set()
+
+    @pytest.mark.parametrize("use_logits", [True, False])
+    def test_metric_of_prompt_tuning(self, wrap, make_batch, use_logits):
+        """Virtual tokens, which come first, have no labels: the cross entropy is the loss."""
+        config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+        model = wrap(config=config, metrics=[LanguageCrossEntropy()], use_logits=use_logits).eval()
+        batch, [metric] = make_batch("llama"), model.get_metrics(is_train=False).values()
+
+        model.update_metric(batch, model.eval_forward(batch), metric)
+
+        torch.testing.assert_close(metric.compute(), model.loss(model(batch), batch).detach())
 
     def test_existing_peft_model(self, make_model, make_batch):
         """A PEFT model is used directly, with its arguments and class."""

@@ -166,7 +166,7 @@ def find_output_layers(model: nn.Module) -> set[nn.Module]:
     blocks = dict(find_blocks(model))
     towers = find_towers(model, blocks)
     hidden = {layer for block in blocks.values() for layer in block.modules()}
-    found = {
+    found: set[nn.Module] = {
         layer
         for name in towers
         for layer in model.get_submodule(name.rpartition(".")[0]).children()

@@ -128,7 +128,7 @@ def _distances(model: nn.Module) -> dict[str, int]:
     for prefix, module in from_timm.items():
         from timm.models import group_parameters  # noqa: PLC0415  (the model is of timm)
 
-        depths = group_parameters(module, module.group_matcher(coarse=False), reverse=True)  # type: ignore[operator]
+        depths = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
         last = max(depths.values())
         distances |= {f"{prefix}.{name}" if prefix else name: last - depth for name, depth in depths.items()}
     blocks = [(name, block) for name, block in find_blocks(model) if not any(_is_in(name, one) for one in from_timm)]
