@@ -28,7 +28,6 @@ from composer.core import Callback, DataSpec, Evaluator, Event, Time, TimeUnit
 from composer.core.saved_state import StateMismatchError
 from composer.loggers import InMemoryLogger, MLFlowLogger
 from composer.models import ComposerClassifier, HuggingFaceModel
-from composer.profiler import Profiler
 from fixtures import make_classifier, make_loader, small_run
 
 
@@ -349,7 +348,6 @@ _POSITIONS = {
     ExportForInferenceCallback: "save_format save_path save_object_store sample_input transforms",
     LoadCheckpoint: "load_path load_weights_only strict_model_weights ignore_keys event",
     MLFlowLogger.register_model: "self model_uri name await_registration_for tags",
-    Profiler.marker: "self name actions record_instant_on_start record_instant_on_finish categories",
     RemoteUploaderDownloader: "bucket_uri backend_kwargs file_path_format_string num_concurrent_uploads",
     Trainer.export_for_inference: "self save_format save_path save_object_store sample_input transforms",
     composer.functional.count_module_instances: "module module_class",

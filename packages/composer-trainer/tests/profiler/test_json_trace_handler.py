@@ -1,15 +1,13 @@
-"""Files in Chrome's trace format: names, merging, retention and uploads."""
+"""Files in Chrome's trace format: names, retention and uploads."""
 
 import pytest
 
 from composer.core import Logger, LoggerDestination, State, Timestamp
 from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
-from composer.profiler.traces import read_trace
 
 
-def make_profiler(handler, **options):
-    options = {"sys_prof_cpu": False, **options}
-    return Profiler(cyclic_schedule(active=2, repeat=2), handler, torch_prof_folder=None, **options)
+def make_profiler(handler):
+    return Profiler(cyclic_schedule(active=2, repeat=2), handler)
 
 
 def write_batches(handler, state, batches=(1, 2, 3)):
@@ -21,33 +19,32 @@ def write_batches(handler, state, batches=(1, 2, 3)):
 
 class TestTraining:
     def test_files_of_a_training(self, train, names, tmp_path, uploads):
-        """Each cycle of active batches has a file, a merged file has all, and all are uploaded."""
+        """Each cycle of active batches has a file, and all are uploaded."""
         train(make_profiler(JSONTraceHandler(str(tmp_path / "{run_name}"))), loggers=uploads)
 
-        files = ["ep0-ba3-rank0.json", "ep1-ba6-rank0.json", "merged_trace.json"]
+        files = ["ep0-ba3-rank0.json", "ep1-ba6-rank0.json"]
         found = [names(tmp_path / "mine" / name) for name in files]
         assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == files
         steps = [[name for name in part if name.startswith("ProfilerStep")] for part in found]
-        assert steps[:2] == [["ProfilerStep#1", "ProfilerStep#2"], ["ProfilerStep#4", "ProfilerStep#5"]]
-        assert found[2] == [*found[0], *found[1]]
+        assert steps == [["ProfilerStep#1", "ProfilerStep#2"], ["ProfilerStep#4", "ProfilerStep#5"]]
         assert uploads.names == [f"mine/traces/{name}" for name in files]
 
-    def test_no_remote_names(self, train, tmp_path, uploads):
-        """Without remote names nothing is uploaded."""
-        handler = JSONTraceHandler(str(tmp_path), remote_file_name=None, merged_trace_remote_file_name=None)
+    def test_no_remote_name(self, train, tmp_path, uploads):
+        """Without a remote name nothing is uploaded."""
+        handler = JSONTraceHandler(str(tmp_path), remote_file_name=None)
         train(make_profiler(handler), loggers=uploads)
 
         assert uploads.names == []
 
-    def test_no_merged_file(self, train, tmp_path):
-        """Without a name it is not written; only the newest of the others may be kept."""
-        train(make_profiler(JSONTraceHandler(str(tmp_path), merged_trace_filename=None, num_traces_to_keep=1)))
+    def test_compressed(self, train, names, tmp_path):
+        """A name that ends with .gz compresses the file."""
+        train(make_profiler(JSONTraceHandler(str(tmp_path), "{batch}.json.gz", num_traces_to_keep=1)))
 
-        assert [path.name for path in tmp_path.iterdir()] == ["ep1-ba6-rank0.json"]
+        assert "forward" in names(tmp_path / "6.json.gz")
 
     def test_reused_handler(self, train, tmp_path):
         """A second training raises before its first batch and deletes nothing, unless overwrite=True."""
-        profiler = make_profiler(JSONTraceHandler(str(tmp_path), merged_trace_filename=None, num_traces_to_keep=1))
+        profiler = make_profiler(JSONTraceHandler(str(tmp_path), num_traces_to_keep=1))
         train(profiler)
 
         with pytest.raises(FileExistsError, match="Set overwrite=True to overwrite them"):
@@ -63,10 +60,10 @@ class TestTraining:
             trainer.fit(duration="2ba", reset_time=True)
 
         names = sorted(path.name for path in tmp_path.iterdir())
-        assert names == ["ep0-ba2-rank0.json", "ep0-ba3-rank0.json", "ep1-ba6-rank0.json", "merged_trace.json"]
+        assert names == ["ep0-ba2-rank0.json", "ep0-ba3-rank0.json", "ep1-ba6-rank0.json"]
 
     def test_two_ranks(self, train, watch, tmp_path):
-        """Names contain the rank, and the process of rank 0 merges the files of all."""
+        """Names contain the rank."""
 
         def be_second(state):
             state.rank = 1
@@ -79,11 +76,7 @@ class TestTraining:
             "ep0-ba3-rank1.json",
             "ep1-ba6-rank0.json",
             "ep1-ba6-rank1.json",
-            "merged_trace.json",
         ]
-        events = read_trace(tmp_path / "merged_trace.json")["traceEvents"]
-        forwards = [event["pid"].split(":")[0] for event in events if event["name"] == "forward"]
-        assert sorted(forwards) == ["rank 0"] * 4 + ["rank 1"] * 4
 
 
 class TestFiles:
@@ -164,7 +157,6 @@ class TestExistingTraces:
         handler.open(other, Logger(other))
 
         assert handler.existing(other) == []
-        assert len(handler.existing(other, of_all_ranks=True)) == 3
 
     def test_unfinished_files_are_ignored(self, tmp_path):
         """A file that another process is writing is not a trace."""
@@ -180,7 +172,6 @@ class TestExistingTraces:
         ({"filename": "{epoch.__class__}.json"}, r"filename may have .* in it, nothing else in braces"),
         ({"filename": "ep\0.json"}, "filename must be the name of a file or folder"),
         ({"remote_file_name": "{}"}, "remote_file_name may have"),
-        ({"merged_trace_filename": "{step}"}, "merged_trace_filename may have"),
         ({"num_traces_to_keep": -2}, "num_traces_to_keep must be at least -1, got -2"),
     ],
 )

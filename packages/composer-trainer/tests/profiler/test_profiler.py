@@ -1,19 +1,18 @@
 """Traces of real trainings."""
 
-import importlib.util
-import sys
-import time
+import json
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import record_function
 
 from composer.algorithms import EMA, GradientClipping, LabelSmoothing
 from composer.core import Engine, Event, Logger, State, Timestamp
 from composer.core.event import STEP_EVENTS
 from composer.profiler import JSONTraceHandler, Profiler, ProfilerAction, TraceHandler, cyclic_schedule
 from fixtures import vector_batches
-
-HAS_PSUTIL = importlib.util.find_spec("psutil") is not None
 
 
 class Keeping(TraceHandler):
@@ -25,19 +24,18 @@ class Keeping(TraceHandler):
     def open(self, state, logger):
         self.calls.append("open")
 
-    def save(self, trace, profile, state, logger):
+    def save(self, profile, state, logger):
         self.operations = [row.key for row in profile.key_averages()]
         self.calls.append("save")
-        self.windows.append(sorted(trace["traceEvents"], key=lambda event: (event["ts"], -event.get("dur", 0))))
+        with tempfile.TemporaryDirectory() as folder:
+            profile.export_chrome_trace(f"{folder}/trace.json")
+            events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+        self.windows.append(sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0))))
 
-    def close(self, state, logger):
-        self.calls.append("close")
 
-
-def make_profiler(schedule, *handlers, **options):
-    """Return a profiler that by default records no system metrics and has no handlers but the given."""
-    options = {"sys_prof_cpu": False, "torch_prof_folder": None, **options}
-    return Profiler(schedule, handlers, **options)
+def make_profiler(schedule, *handlers):
+    """Return a profiler with these handlers."""
+    return Profiler(schedule, handlers)
 
 
 def names(events):
@@ -176,7 +174,7 @@ class TestSchedule:
         train(make_profiler(cyclic_schedule(warmup=0, active=2, repeat=3), keeping))
 
         assert [steps(window) for window in keeping.windows] == [[0, 1], [2, 3], [4, 5]]
-        assert keeping.calls == ["open", *["save"] * 3, "close"]
+        assert keeping.calls == ["open", *["save"] * 3]
 
     def test_last_cycle_is_saved_at_the_end(self, train):
         """A cycle cut off by the end is saved, without the time after it."""
@@ -185,7 +183,7 @@ class TestSchedule:
 
         assert names(keeping.windows[0]).count("forward") == 2
         assert names(keeping.windows[0])[-1] == "event/fit_end"
-        assert keeping.calls == ["open", "save", "close"]
+        assert keeping.calls == ["open", "save"]
 
     @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup:UserWarning")
     def test_cycle_without_a_batch_is_not_saved(self, train):
@@ -200,7 +198,7 @@ class TestSchedule:
         keeping = Keeping()
         train(make_profiler(cyclic_schedule(wait=6, warmup=3), keeping))
 
-        assert keeping.calls == ["open", "close"]
+        assert keeping.calls == ["open"]
 
     def test_schedule_without_save(self, train):
         """As in torch, a schedule that stops without saving discards the recording, with a warning."""
@@ -234,49 +232,24 @@ class TestSchedule:
             engine.run_event("fit_start")
 
 
-class TestMarker:
-    def test_user_markers(self, train, watch):
-        """A marked block and a marked function are ranges within the callback that runs them."""
+class TestOwnRanges:
+    def test_ranges_of_torch(self, train, watch):
+        """A block and a function recorded by torch are within the callback that runs them."""
         keeping = Keeping()
-        profiler = make_profiler(cyclic_schedule(wait=1, active=1), keeping)
 
-        @profiler.marker("function", categories=["mine"])
+        @record_function("function")
         def count_down(number):
             return number and count_down(number - 1)
 
         def work(state):
-            with profiler.marker("outer"):
+            with record_function("outer"):
                 assert count_down(1) == 0
-            profiler.marker("now").instant()
-            profiler.marker("heat").counter({"value": 0.5})
 
-        train(profiler, callbacks=[watch("batch_start", work)])
+        train(make_profiler(cyclic_schedule(wait=1, active=1), keeping), callbacks=[watch("batch_start", work)])
 
         [window] = keeping.windows
-        inside = names(window)[names(window).index("callback/Watch") + 1 :][:4]
-        assert inside == ["outer", "mine/function", "mine/function", "now"]
-        outer, inner = [event for event in window if event["name"] == "mine/function"]
-        assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
-        [heat] = [event for event in window if event["name"] == "heat"]
-        [around] = [event for event in window if event["name"] == "callback/Watch"]
-        assert (heat["ph"], heat["args"], heat["pid"]) == ("C", {"value": 0.5}, around["pid"])
-        assert around["ts"] - 1e3 <= heat["ts"] <= around["ts"] + around["dur"] + 1e3
-
-    def test_errors_propagate(self):
-        """A marked block that raises is recorded, one outside active batches is not."""
-        keeping = Keeping()
-        profiler = make_profiler(lambda state: ProfilerAction.ACTIVE, keeping)
-        with profiler.marker("before"):
-            profiler.marker("count").counter({"value": 1})
-        engine = Engine(State(model=None, callbacks=profiler))
-        for event in ("init", "fit_start", "batch_start"):
-            engine.run_event(event)
-        with pytest.raises(ZeroDivisionError), profiler.marker("failing"):
-            raise ZeroDivisionError
-        engine.close()
-
-        assert "failing" in names(keeping.windows[0])
-        assert not {"before", "count"} & {event["name"] for event in keeping.windows[0]}
+        inside = names(window)[names(window).index("callback/Watch") + 1 :][:3]
+        assert inside == ["outer", "function", "function"]
 
 
 class TestAborted:
@@ -288,7 +261,7 @@ class TestAborted:
             if state.timestamp.batch == 3:
                 raise error
 
-        profiler = make_profiler(cyclic_schedule(active=5), JSONTraceHandler(str(tmp_path)), sys_prof_memory=HAS_PSUTIL)
+        profiler = make_profiler(cyclic_schedule(active=5), JSONTraceHandler(str(tmp_path)))
         with pytest.raises(error):
             train(profiler, callbacks=[watch("after_forward", fail)])
 
@@ -296,7 +269,6 @@ class TestAborted:
         assert found.count("forward") == 3
         assert found.count("backward") == 2
         assert found[-1] == "callback/Watch"
-        assert profiler._sampler is None
 
     def test_error_before_training(self):
         """A run that ends before its first batch writes nothing."""
@@ -306,66 +278,6 @@ class TestAborted:
         engine.close()
 
         assert keeping.calls == []
-
-
-@pytest.mark.skipif(not HAS_PSUTIL, reason="the extra is not installed")
-class TestMachine:
-    def test_counters(self, train, watch):
-        """Requested counters are recorded at least at the start and end of recording, with plausible values."""
-        keeping = Keeping()
-        profiler = make_profiler(
-            cyclic_schedule(active=2),
-            keeping,
-            sys_prof_cpu=True,
-            sys_prof_memory=True,
-            sys_prof_net=True,
-            sys_prof_stats_thread_interval_seconds=0.005,
-        )
-        train(profiler, callbacks=[watch("batch_start", lambda state: time.sleep(0.1))])
-
-        counters = {}
-        for event in keeping.windows[0]:
-            if event["ph"] == "C":
-                counters.setdefault(event["name"].removeprefix("system/"), []).append(event["args"]["value"])
-        assert {name.split("_")[0] for name in counters} == {"cpu", "process", "network"}
-        assert len(counters["process_memory_rss"]) >= 2
-        assert all(10e6 < used < counters["cpu_memory_total"][0] for used in counters["process_memory_rss"])
-        assert all(0 <= used <= 100 for used in counters["cpu_percentage"])
-        assert counters["network_bytes_sent"] == sorted(counters["network_bytes_sent"])
-
-    def test_thread_ends_with_the_active_batches(self, train, watch):
-        """While batches are skipped, there is no thread."""
-        running = []
-
-        def look(state):
-            if profiler._sampler is not None:
-                running.append(int(state.timestamp.batch))
-
-        profiler = make_profiler(cyclic_schedule(wait=1, warmup=1, active=2), Keeping(), sys_prof_cpu=True)
-        train(profiler, callbacks=[watch("batch_start", look)], duration="6ba")
-
-        assert running == [2, 3]
-
-    def test_failing_counters(self, train, monkeypatch):
-        """An error of the machine's drivers is a warning, and the trace is written."""
-
-        def fail():
-            raise OSError("driver is gone")
-
-        monkeypatch.setattr("composer.profiler.profiler.read_machine", fail)
-        keeping = Keeping()
-
-        with pytest.warns(RuntimeWarning, match="OSError: driver is gone"):
-            train(make_profiler(cyclic_schedule(), keeping, sys_prof_disk=True))
-
-        assert len(keeping.windows) == 1
-
-    def test_psutil_missing(self, monkeypatch):
-        """Without psutil the error states how to install it."""
-        monkeypatch.setitem(sys.modules, "psutil", None)
-
-        with pytest.raises(ModuleNotFoundError, match=r'psutil is not installed.*pip install "composer-trainer\['):
-            Profiler(cyclic_schedule(), [])
 
 
 def test_plan_shows_the_profiler_only_at_init():

@@ -10,13 +10,13 @@ import attrs
 import torch
 from torch import Tensor
 
+from composer.callbacks._system_metrics import Sampler, read_machine
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.checks import is_flag, number_between
 from composer.core.components import transient
 from composer.distributed import is_initialized
 from composer.distributed.environment import with_timeout
 from composer.loggers.products import require_product
-from composer.profiler.system_metrics import Sampler, read_machine
 
 _GPU_METRICS = ("gpu_percentage", "memory_percentage", "gpu_temperature_C", "gpu_power_usage_W")
 

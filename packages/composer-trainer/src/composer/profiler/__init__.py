@@ -3,19 +3,10 @@
 from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 from composer.profiler.json_trace_handler import JSONTraceHandler, TraceHandler
-from composer.profiler.profiler import Marker, Profiler
+from composer.profiler.profiler import Profiler
 from composer.profiler.schedule import ProfilerAction, cyclic_schedule
-from composer.profiler.torch_profiler import TorchProfiler
 
-__all__ = [
-    "JSONTraceHandler",
-    "Marker",
-    "Profiler",
-    "ProfilerAction",
-    "TorchProfiler",
-    "TraceHandler",
-    "cyclic_schedule",
-]
+__all__ = ["JSONTraceHandler", "Profiler", "ProfilerAction", "TraceHandler", "cyclic_schedule"]
 
 unquote_annotations(globals())
 serve_former_names(__name__)

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from composer.profiler import system_metrics
-from composer.profiler.system_metrics import Sampler, read_machine
+from composer.callbacks import _system_metrics as system_metrics
+from composer.callbacks._system_metrics import Sampler, read_machine
 
 
 def test_interval():
