@@ -327,7 +327,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         logits = logits_of(outputs) if isinstance(outputs, Mapping) else outputs
         if self.using_peft and logits.ndim == 3 and labels.ndim == 2:
             # Before them are the virtual tokens of a prompt that is trained, of which the last predicts a label.
-            labels = torch.nn.functional.pad(labels, (logits.shape[1] - labels.shape[1], 0), value=-100)
+            labels = torch.nn.functional.pad(labels, (max(0, logits.shape[1] - labels.shape[1]), 0), value=-100)
         if self.shift_labels:
             logits, labels = next_tokens(logits, labels)
         logits = without_single_score(logits, labels)
