@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 
+from composer.algorithms import LabelSmoothing, MixUp
 from composer.callbacks import EarlyStopper, ThresholdStopper
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
@@ -36,6 +37,16 @@ class TestFitResult:
             *result.metrics
         }
         assert result.metrics == {name: float(log.most_recent_values[name]) for name in result.metrics}
+
+    def test_algorithms(self):
+        """The result and the plan have what each algorithm did, also after a further call."""
+        trainer = small_run(max_duration="1ep", algorithms=[MixUp(), LabelSmoothing(0.1)])
+        result = trainer.fit()
+
+        assert result.acted == {"MixUp": (5, "times"), "LabelSmoothing": (5, "batches")}
+        assert "algorithms   MixUp 5 times, LabelSmoothing 5 batches" in re.sub("  +", "   ", str(result))
+        assert trainer.fit(duration="2ba").acted == trainer.engine.explain().acted
+        assert trainer.engine.explain().acted["MixUp"] == (7, "times")
 
     def test_in_a_notebook(self):
         """The table has the rows of the printed one, in which names are escaped."""

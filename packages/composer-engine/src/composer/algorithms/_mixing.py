@@ -37,6 +37,7 @@ class SampleMixing(Algorithm):
     _partners: Tensor | None
     _partner_weight: float
 
+    idle_reason = "No batch or microbatch had a second sample to mix with: use larger ones."
     runs_at: ClassVar = {
         Event.AFTER_DATALOADER: Stage.MIX,
         Event.BEFORE_FORWARD: Stage.MIX,
@@ -96,6 +97,7 @@ class SampleMixing(Algorithm):
             # A loop that does not split batches may leave the microbatch at -1; it draws as for a single microbatch.
             generator = state.generator(self, microbatch=max(state.microbatch, 0))
             mixed, self._partners, self._partner_weight = self.mix(input, target, generator)
+            self.acted = (self.acted or 0) + (self._partners.shape[0] > 1)
             state.batch_set_item(self.input_key, mixed)
             return
         if self._partners is None:

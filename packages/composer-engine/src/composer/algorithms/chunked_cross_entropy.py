@@ -47,4 +47,5 @@ class ChunkedCrossEntropy(ModelSurgery):
     writes: ClassVar = {"model"}
     owns: ClassVar = owned("the output head", "Choose one set of settings.")
     changes_weights: ClassVar = False
+    acts_in_training = True
     found_nothing: ClassVar = "the head of {model} has been replaced before. Remove it."

@@ -38,4 +38,5 @@ class GhostBatchNorm(ModelSurgery):
     _kernel: ClassVar = staticmethod(cf.apply_ghost_batchnorm)
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     owns: ClassVar = owned("the batch norms", "A second one would find no plain norms: choose one ghost_batch_size.")
+    acts_in_training = True
     found_nothing: ClassVar = "{model} has no plain nn.BatchNorm1d, 2d or 3d. Remove it."

@@ -50,6 +50,7 @@ class GyroDropout(ModelSurgery):
         *owned("the dropout layers", "A second one would find no plain layers: choose one set of settings."),
         FORWARD_PASSES,
     }
+    acts_in_training = True
     found_nothing: ClassVar = "{model} has no nn.Dropout of a positive p outside attention. Remove it."
 
     def __attrs_post_init__(self) -> None:

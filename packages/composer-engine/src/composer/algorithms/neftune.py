@@ -50,6 +50,7 @@ class NEFTune(ModelSurgery):
     writes: ClassVar = {"model"}
     owns: ClassVar = owned("the noise on embeddings", "Choose one size of the noise.")
     changes_weights: ClassVar = False
+    acts_in_training = True
     found_nothing: ClassVar = "the embedding of {model} has been replaced before. Remove it."
 
     def __attrs_post_init__(self) -> None:

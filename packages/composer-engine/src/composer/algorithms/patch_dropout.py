@@ -40,6 +40,7 @@ class PatchDropout(ModelSurgery):
     writes: ClassVar = {"model"}
     owns: ClassVar = owned("the patches of a vision transformer", "Choose one fraction of patches to drop.")
     changes_weights: ClassVar = False
+    acts_in_training = True
     found_nothing: ClassVar = (
         "{model} has no vision transformer of timm, torchvision or Transformers that keeps all patches. Insert "
         "cf.PatchDropout(p) behind the position embeddings of your model."

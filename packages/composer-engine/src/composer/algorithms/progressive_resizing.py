@@ -52,6 +52,8 @@ class ProgressiveResizing(Algorithm):
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = {"batch.input", "batch.target", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch.input", "batch.target"}
+    acted = 0
+    idle_reason = "All images had their full size: start with a smaller initial_scale, or begin with the training."
     owns: ClassVar = owned("the size of images", "Two would multiply their scales: choose one initial_scale.")
 
     def __attrs_post_init__(self) -> None:
@@ -67,6 +69,7 @@ class ProgressiveResizing(Algorithm):
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
         scale = self.scale_at(elapsed_duration(self, state), min(input.shape[-2:]))
         if scale < 1:
+            self.acted += 1
             input, resized = cf.resize_batch(
                 input, target, scale, self.mode, self.resize_targets, generator=state.generator(self)
             )

@@ -50,6 +50,8 @@ class SeqLengthWarmup(Algorithm):
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = {"batch", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch"}
+    acted = 0
+    idle_reason = "No batch was longer than the current length: choose a smaller min_seq_length, or a longer warm-up."
     owns: ClassVar = owned("the length of sequences", "The shorter length would win: choose one set of settings.")
 
     def __attrs_post_init__(self) -> None:
@@ -61,7 +63,9 @@ class SeqLengthWarmup(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Shorten the sequences of the batch to the current length."""
         length = self.length_at(elapsed_duration(self, state))
-        state.batch = cf.set_batch_sequence_length(state.batch, length, self.truncate, self.preserve_end_of_sequence)
+        before = state.batch
+        state.batch = cf.set_batch_sequence_length(before, length, self.truncate, self.preserve_end_of_sequence)
+        self.acted += length < before["input_ids"].shape[1]
         logger.log_metrics({"seq_length_warmup/curr_seq_len": length})
 
     def length_at(self, elapsed: float) -> int:

@@ -64,6 +64,7 @@ class StochasticDepth(ModelSurgery):
         "the residual blocks",
         "A second one would find no plain blocks: pass all kinds of blocks to one, target_layer_name={...}.",
     )
+    acts_in_training = True
     found_nothing: ClassVar = "{model} has no such block. Pass another name or class."
 
     def __attrs_post_init__(self) -> None:

@@ -72,6 +72,15 @@ class Algorithm(Serializable, ABC):
     surgery_report: SurgeryReport | None = None
     """The layers that this algorithm has replaced in the model; None if it replaces none, or has not run."""
 
+    acted: int | None = None
+    """How often it has changed something, if it counts that itself; otherwise the engine counts batches or layers."""
+
+    acts_in_training: bool = False
+    """Whether the layers that it has replaced act only in training; the engine then warns if none is called there."""
+
+    idle_reason: str = "Train longer, choose other settings, or remove it."
+    """Why it may never have acted, and the remedy; the rest of a warning."""
+
     owns: ClassVar[AbstractSet[str]] = frozenset()
     """The exclusive resources that only one algorithm of a run may own: ``"the weights used for evaluation"``."""
 

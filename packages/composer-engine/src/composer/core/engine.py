@@ -1,6 +1,7 @@
 """The engine: calls algorithms, callbacks and loggers at the events of a loop, in the order of the plan.
 
-It also warns if the loop does not run the events that algorithms need, or does not step the optimizers of the state.
+It also warns if the loop does not run the events that algorithms need, does not step the optimizers of the state, or if
+an algorithm has not acted in a training.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 import attrs
 from torch.profiler import record_function
 
-from composer.core.base import Algorithm, Callback, call_with_own_draws, overrides
+from composer.core.acts import Acts
+from composer.core.base import Algorithm, Callback, NoEffectWarning, call_with_own_draws, overrides
 from composer.core.checks import caller_level, nearest
 from composer.core.components import ObservableList
 from composer.core.event import MODEL_EVENTS, STEP_EVENTS, Event
@@ -22,10 +24,11 @@ from composer.core.logger import Logger, LoggerDestination, Trace, check_state
 from composer.core.optimizers import OptimizerWatch, Ownership
 from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
 from composer.core.plan import Entry, Plan, Subscription, check_function
-from composer.core.planning import build_plan
+from composer.core.planning import build_plan, overrides_match
 from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from composer.core.declarations import ServedFields
@@ -95,6 +98,7 @@ class Engine:
         self._warned: set[str] = set()
         self._closed = self._may_evaluate = False
         # It sees the next BATCH_END after a step: without an entry in the table it is compiled again.
+        self._acts = Acts(state)
         self._loop = _LoopCheck(state, on_step=lambda: self._table.pop(Event.BATCH_END, None))
         if algorithms is not None:
             state.algorithms = algorithms
@@ -187,6 +191,8 @@ class Engine:
     def explain(self, *, verbose: bool = False) -> Plan:
         """Return the plan: what runs at which event, in which order and why. Print it for a table.
 
+        After a training it also has what each algorithm did.
+
         Args:
             verbose: Whether the table shows the events of callbacks and loggers, too; else one line names them.
         """
@@ -204,7 +210,12 @@ class Engine:
             self._warned.update(fresh)
             for warning in fresh:
                 warnings.warn(warning, stacklevel=caller_level())
-        return attrs.evolve(self._plan, verbose=True) if verbose else self._plan
+        plan, asked = self._plan, overrides_match
+        if self._acts.has_begun:
+            named = zip(plan.algorithms, self.state.algorithms, strict=True)
+            acted = {one.name: self._acts.of(one.name, each, asked=asked(each)) for one, each in named}
+            plan = attrs.evolve(plan, acted=acted)
+        return attrs.evolve(plan, verbose=True) if verbose else plan
 
     def restore(self) -> None:
         """Call :meth:`Algorithm.restore` of all algorithms, after an error in an evaluation or prediction."""
@@ -226,6 +237,7 @@ class Engine:
         self._closed, self._may_evaluate = True, may_evaluate
         self._table = {}
         self._loop.close()
+        list(self._acts.end_of_batch())  # removes the hooks, if the first batch has failed
         errors: list[BaseException] = []
         # Loggers last, because callbacks may log what they have found when they are closed.
         components = sorted(self._callbacks(), key=lambda one: isinstance(one, LoggerDestination))
@@ -265,13 +277,21 @@ class Engine:
         event = _event_of(event)
         if not (self._may_evaluate and (event.is_eval or event.is_predict)):
             self.check_open()
-        entries = self.explain().entries
+        plan = self.explain()
+        entries = plan.entries
         if not self._closed:
             self._loop.notice(event, entries)
+            if event is Event.BEFORE_FORWARD:
+                self._acts.begin([one.name for one in plan.algorithms])
+            elif event is Event.BATCH_END:
+                for sentence in self._acts.end_of_batch():
+                    warnings.warn(sentence, NoEffectWarning, stacklevel=caller_level())
         own = [one for one in entries.get(event, ()) if not self._closed or one.kind == "algorithm"]
         calls = self._calls(event, own)
         if event is Event.INIT:
             calls = (*calls, self._warn_of_open_callbacks)
+        elif event is Event.FIT_END:
+            calls = (*calls, self._warn_of_idle)
         # The end of an epoch without batches is not enough for the check of the loop: the next one is checked again.
         if event is not Event.EPOCH_END or self._loop.has_batches:
             self._table[event] = calls
@@ -306,9 +326,10 @@ class Engine:
         component, state, logger = entry.component, self.state, self.logger
         call: Call = partial(entry.call, state, logger)
         if isinstance(component, Algorithm) and self.log_traces:
-            call = partial(_run_traced, component, event, state, logger, Trace(entry.key, event, order=order))
+            trace = Trace(entry.key, event, order=order)
+            call = partial(_run_traced, component, event, state, logger, self._acts.calls, trace)
         elif isinstance(component, Algorithm) and entry.asked:
-            call = partial(_run_if_matching, component, event, state, logger)
+            call = partial(_run_if_matching, component, event, state, logger, self._acts.calls, entry.key)
         for wrapper in self._wrappers("wrap_call"):
             if wrapper is not component:
                 call = _checked_call(wrapper.wrap_call(event, entry.key, entry.kind, call), wrapper, "wrap_call")
@@ -320,6 +341,21 @@ class Engine:
 
     def _callbacks(self) -> list[Callback]:
         return [*self.state.callbacks, *self.logger.destinations]
+
+    def _warn_of_idle(self) -> None:
+        """Warn once about each algorithm that has not acted in the training; its layers had a warning before."""
+        plan = self.explain()
+        for declaration, algorithm in zip(plan.algorithms, self.state.algorithms, strict=True):
+            name = declaration.name
+            # An algorithm that runs at the end reports this itself, with its own reason.
+            is_reported = name in self._warned or Event.FIT_END in algorithm.runs_at_events()
+            if plan.acted.get(name) == (0, "times") and not is_reported:
+                self._warned.add(name)
+                warnings.warn(
+                    f"{name} has not acted in this training. {algorithm.idle_reason}",
+                    NoEffectWarning,
+                    stacklevel=caller_level(),
+                )
 
     def _warn_of_open_callbacks(self) -> None:
         """Warn about callbacks of another engine that have to be closed and were not, if they raise no error."""
@@ -358,13 +394,19 @@ def _checked_call(call: Call, wrapper: Callback, method: str) -> Call:
     return call
 
 
-def _run_if_matching(algorithm: Algorithm, event: Event, state: State, logger: Logger) -> None:
+def _run_if_matching(
+    algorithm: Algorithm, event: Event, state: State, logger: Logger, calls: Counter[str], key: str
+) -> None:
     if algorithm.match(event, state):
+        calls[key] += 1
         algorithm.apply(event, state, logger)
 
 
-def _run_traced(algorithm: Algorithm, event: Event, state: State, logger: Logger, trace: Trace) -> None:
+def _run_traced(
+    algorithm: Algorithm, event: Event, state: State, logger: Logger, calls: Counter[str], trace: Trace
+) -> None:
     runs = algorithm.match(event, state)
+    calls[trace.name] += runs
     exit_code = algorithm.apply(event, state, logger) if runs else None
     trace = attrs.evolve(trace, exit_code=exit_code, run=runs)
     logger.log_traces({f"algorithm_traces/{trace.name}/{event.value}": trace})

@@ -234,6 +234,7 @@ class Plan:
         algorithms: The declarations of the algorithms, in the order of the list.
         left_out: The algorithms that passes removed from events.
         warnings: The warnings of the passes, and those about algorithms that run nowhere.
+        acted: What each algorithm did since the training began, by name: a number, and its unit.
         batch: A description of the first batch, with the keys of its samples and targets, if there was one.
         verbose: Whether the table and the SVG show the events of callbacks and loggers; else only their names.
 
@@ -246,6 +247,7 @@ class Plan:
     algorithms: tuple[Declaration, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
+    acted: Mapping[str, tuple[int, str]] = attrs.field(factory=dict, kw_only=True)
     batch: str = ""
     verbose: bool = False
 
@@ -274,13 +276,15 @@ class Plan:
         """Return the plan as plain data.
 
         Returns:
-            A dictionary with the keys ``algorithms``, ``events``, ``left_out``, ``warnings`` and, if known, ``batch``.
+            A dictionary with the keys ``algorithms``, ``events``, ``left_out``, ``warnings`` and, if known, ``acted``
+            and ``batch``.
         """
         return {
             "algorithms": [attrs.asdict(one) for one in self.algorithms],
             "events": {event.value: [entry.to_dict() for entry in entries] for event, entries in self.entries.items()},
             "left_out": [{"name": one.name, "event": one.event.value, "by": one.by} for one in self.left_out],
             "warnings": list(self.warnings),
+            **({"acted": {name: list(acts) for name, acts in self.acted.items()}} if self.acted else {}),
             **({"batch": self.batch} if self.batch else {}),
         }
 
@@ -320,6 +324,9 @@ def _text_lines(plan: Plan) -> Iterator[str]:
     if algorithms:
         without_stage = any(entry.stage is None for entry in algorithms)
         yield from ("", *_wrap(_RULES + _WITHOUT_STAGE if without_stage else _RULES, _COLUMNS))
+    if plan.acted:
+        acts = ", ".join(f"{name} {count} {unit}" for name, (count, unit) in plan.acted.items())
+        yield from ("", *_wrap(f"Acted in this training: {acts}.", _COLUMNS))
     if plan.batch:
         yield from ("", *_wrap(plan.batch, _COLUMNS))
     for warning in plan.warnings:

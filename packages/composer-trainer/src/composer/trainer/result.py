@@ -33,6 +33,7 @@ class FitResult:
         metrics: The final loss and the latest values of the metrics, by the names under which they are logged.
         checkpoint: The newest checkpoint that this run has saved; None if there is none.
         best_checkpoint: The best one by the metric of ``save_best``; None if there is none.
+        acted: What each algorithm did since the training began, as ``Plan.acted``: ``{"MixUp": (72, "times")}``.
 
     Example:
         >>> from composer.core import Timestamp
@@ -54,6 +55,7 @@ class FitResult:
     metrics: dict[str, Number]
     checkpoint: str | None = None
     best_checkpoint: str | None = None
+    acted: Mapping[str, tuple[int, str]] = attrs.field(factory=dict)
 
     def __repr__(self) -> str:
         """Return the table."""
@@ -73,6 +75,7 @@ class FitResult:
             "seconds": f"{self.seconds:.4g}",
             "checkpoint": self.checkpoint,
             "best": self.best_checkpoint,
+            "algorithms": ", ".join(f"{name} {count} {unit}" for name, (count, unit) in self.acted.items()) or None,
             **{name: f"{value:.4g}" for name, value in self.metrics.items()},
         }
         return [(name, value) for name, value in rows.items() if value is not None]

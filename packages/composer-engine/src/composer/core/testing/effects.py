@@ -439,6 +439,9 @@ class _WatchingEngine(Engine):
         self._watch = watch
         super().__init__(state, **options)
 
+    def _warn_of_idle(self) -> None:
+        """Do nothing, as its calls are counted in ``Watch.ran``."""
+
     def _call(self, event: Event, order: int, entry: Entry) -> Callable[[], object]:
         if entry.component is self._watch.algorithm:
             return lambda: self._watch.run(event, entry.asked, self.state, self.logger)

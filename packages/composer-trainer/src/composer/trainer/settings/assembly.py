@@ -193,6 +193,7 @@ class Assembly:
             final_metrics(self.state, losses or {}),
             next(reversed(self.saved_checkpoints), None),
             self.best_checkpoint,
+            self.engine.explain().acted,
         )
 
     def _report_interruption(self, reason: str, run: Run) -> None:

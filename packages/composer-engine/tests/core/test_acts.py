@@ -1,0 +1,217 @@
+"""After a training the plan has what each algorithm did, and an algorithm that did nothing is reported."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from composer.algorithms import (
+    BlurPool,
+    ChunkedCrossEntropy,
+    CutOut,
+    GhostBatchNorm,
+    GyroDropout,
+    MixUp,
+    NEFTune,
+    PatchDropout,
+    ProgressiveResizing,
+    SeqLengthWarmup,
+    StochasticDepth,
+)
+from composer.core import Algorithm, Event, NoEffectWarning, Stage, State
+from composer.core.testing import Training
+from fixtures.models import WithLoss, make_transformer
+
+
+def train(model, batches, *algorithms, duration="1ep"):
+    """Train for an epoch, end the training, and return the plan and the texts of the warnings."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    state = State(model, optimizers=optimizer, max_duration=duration, train_dataloader=batches)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        training = Training(state, algorithms)
+        training.run(len(batches))
+        training.finish()
+    texts = [str(one.message) for one in caught if issubclass(one.category, NoEffectWarning)]
+    return training.engine.explain(), texts
+
+
+def images(size=4, count=3):
+    return [(torch.rand(size, 3, 8, 8), torch.arange(size) % 3) for _ in range(count)]
+
+
+def tokens():
+    ids = torch.randint(32, (4, 16))
+    return [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}] * 3
+
+
+def convolutions():
+    pool = nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2), nn.BatchNorm2d(16), pool, nn.Flatten(), nn.Dropout(), nn.Linear(16, 3)
+    )
+
+
+def images_model():
+    return WithLoss(convolutions())
+
+
+class Matching(Algorithm):
+    """Runs where ``match`` returns True, as in MosaicML Composer."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def match(self, event, state):
+        return event is Event.BATCH_START and state.timestamp.batch < self.batches
+
+    def apply(self, event, state, logger):
+        """Do nothing."""
+
+
+class AtEpochs(Algorithm):
+    """Runs at the ends of epochs."""
+
+    runs_at = {Event.EPOCH_END: Stage.WEIGHTS}
+
+    def apply(self, event, state, logger):
+        """Do nothing."""
+
+
+class TestCounts:
+    def test_each_kind(self):
+        """Replaced layers, batches, epochs, and calls where the algorithm is asked each time."""
+        plan, texts = train(
+            images_model(), images(), BlurPool(min_channels=3), CutOut(), MixUp(), AtEpochs(), Matching(2)
+        )
+
+        acted = {
+            "BlurPool": (1, "layers"),
+            "CutOut": (3, "batches"),
+            "MixUp": (3, "times"),
+            "AtEpochs": (1, "epochs"),
+            "Matching": (2, "times"),
+        }
+        assert plan.acted == acted
+        assert plan.to_dict()["acted"]["Matching"] == [2, "times"]
+        assert "Acted in this training: BlurPool 1 layers, CutOut 3 batches" in " ".join(str(plan).split())
+        assert texts == []
+
+    def test_before_training(self):
+        """Before the first batch there is nothing to count."""
+        state = State(images_model(), train_dataloader=images())
+
+        assert Training(state, [MixUp()]).engine.explain().acted == {}
+
+    def test_two_of_a_class(self):
+        """Two algorithms of a class have counts of their own."""
+        plan, _ = train(images_model(), images(), Matching(1), Matching(3))
+
+        assert list(plan.acted.values()) == [(1, "times"), (3, "times")]
+
+
+class TestNeverActed:
+    @pytest.mark.parametrize(
+        ("algorithm", "batches", "make_model", "reason"),
+        [
+            (MixUp(), images(1), images_model, "No batch or microbatch had a second sample to mix with"),
+            (ProgressiveResizing(initial_scale=0.99, size_increment=8), images(), images_model, "full size"),
+            (SeqLengthWarmup(0.5, 16, 32), tokens(), lambda: WithLoss(make_transformer("gpt2")), "No batch was longer"),
+            (Matching(0), images(), images_model, "Train longer, choose other settings, or remove it"),
+        ],
+        ids=["MixUp", "ProgressiveResizing", "SeqLengthWarmup", "match"],
+    )
+    def test_reason(self, algorithm, batches, make_model, reason):
+        """A warning at the end has the name and the reason."""
+        if isinstance(algorithm, MixUp):
+            make_model = lambda: WithLoss(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))  # noqa: E731
+        plan, (text,) = train(make_model(), batches, algorithm)
+
+        assert text.startswith(f"{type(algorithm).__name__} has not acted in this training. ")
+        assert reason in text
+        assert plan.acted[type(algorithm).__name__] == (0, "times")
+
+
+class KeepsInEvaluation(WithLoss):
+    """A model whose ``train()`` leaves its network in evaluation mode."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.network.eval()
+        return self
+
+
+class ReadsHead(WithLoss):
+    """Computes logits from the weight of the output head, without calling it."""
+
+    def forward(self, batch):
+        hidden = self.network.transformer(input_ids=batch["input_ids"]).last_hidden_state
+        return hidden @ self.network.lm_head.weight.T
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+
+def gpt2():
+    return make_transformer("gpt2")
+
+
+def blocks():
+    from torchvision.models.resnet import Bottleneck
+
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), Bottleneck(16, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+
+def patches():
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(8, 2, 1, 2, hidden_dim=8, mlp_dim=16, num_classes=3)
+
+
+IN_TRAINING = {
+    "NEFTune": (NEFTune, gpt2, tokens),
+    "ChunkedCrossEntropy": (lambda: ChunkedCrossEntropy(z_loss=0.1), gpt2, tokens),
+    "PatchDropout": (PatchDropout, patches, images),
+    "StochasticDepth": (lambda: StochasticDepth("ResNetBottleneck", drop_rate=0.4), blocks, images),
+    "GyroDropout": (lambda: GyroDropout(0.3, 4, 2), convolutions, images),
+    "GhostBatchNorm": (lambda: GhostBatchNorm(2), convolutions, images),
+}
+
+
+class TestLayers:
+    @pytest.mark.parametrize("name", IN_TRAINING)
+    def test_evaluation_mode(self, name):
+        """Layers that act only in training are reported if the model evaluates them, and not if it trains them."""
+        make, network, data = IN_TRAINING[name]
+        batches = data()
+        for kind, is_idle in ((WithLoss, False), (KeepsInEvaluation, True)):
+            model = kind(network())
+            model(batches[0])
+            plan, texts = train(model, batches, make())
+
+            assert [name in text and "were in evaluation mode" in text for text in texts] == [True] * is_idle
+            count, unit = plan.acted[name]
+            assert (unit == "batches" and count == 0) if is_idle else (unit == "layers" and count > 0)
+            assert not any(module._forward_pre_hooks for module in model.modules())
+
+    @pytest.mark.parametrize("kind", [WithLoss, KeepsInEvaluation])
+    def test_compiled(self, kind):
+        """In a compiled model no hook is compiled, and the modes of the layers count."""
+        model = kind(convolutions())
+        model.compile(backend="eager", fullgraph=True)
+        torch._dynamo.utils.counters.clear()
+        plan, texts = train(model, images(), GhostBatchNorm(2))
+
+        assert len(texts) == (kind is KeepsInEvaluation)
+        assert plan.acted["GhostBatchNorm"][0] == (kind is WithLoss)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # training and evaluation
+
+    def test_layer_without_a_call(self):
+        """A head whose weight is read instead of a call is reported."""
+        plan, (text,) = train(ReadsHead(gpt2()), tokens(), ChunkedCrossEntropy(z_loss=0.1))
+
+        assert "ChunkedCrossEntropy has no effect: the model called none of its layers in the first batch" in text
+        assert plan.acted == {"ChunkedCrossEntropy": (0, "batches")}
