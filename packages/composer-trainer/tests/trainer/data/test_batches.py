@@ -502,6 +502,27 @@ class TestStatefulDataLoader:
         small_run(train_dataloader=loader, max_duration="2ep", callbacks=seen, **arguments).fit()
         return seen.values
 
+    def test_draws_in_workers_warn(self):
+        """Data that may draw is named when the trainer is constructed; tensors draw nothing."""
+        module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
+        small_run(train_dataloader=module.StatefulDataLoader(vectors(20), 4, num_workers=1))
+        small_run(train_dataloader=module.StatefulDataLoader(ByEpoch(), 4))
+
+        with pytest.warns(UserWarning, match=r"a StatefulDataLoader, may not resume exactly: random numbers"):
+            small_run(train_dataloader=module.StatefulDataLoader(ByEpoch(), 4, num_workers=1))
+
+    def test_shuffled_streams_warn(self):
+        """The buffer of a shuffled stream of Hugging Face is not saved; another stream has none."""
+        module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
+        datasets = pytest.importorskip("datasets", reason="the stream is of Hugging Face")
+        rows = datasets.Dataset.from_dict({"number": list(range(12))}).to_iterable_dataset()
+        small_run(train_dataloader=module.StatefulDataLoader(rows, 4))
+        shuffled = rows.shuffle(seed=3, buffer_size=4).map(lambda row: row)
+
+        with pytest.warns(UserWarning, match=r"may not resume exactly: the samples in the buffer of dataset\.shuffle"):
+            small_run(train_dataloader=module.StatefulDataLoader(shuffled, 4))
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader, a StatefulDataLoader, may not:UserWarning")  # it does
     @pytest.mark.parametrize(
         ("options", "subset"),
         [
@@ -534,6 +555,7 @@ class TestStatefulDataLoader:
 
         assert self.fit(options, load_path=str(tmp_path / "1"), **subset) == batches[len(batches) // 2 :]
 
+    @pytest.mark.filterwarnings("ignore:train_dataloader, a StatefulDataLoader, may not:UserWarning")
     def test_copies_in_workers_warn(self):
         """Persistent workers of another loader are not reached by set_epoch."""
         with pytest.warns(UserWarning, match=r"set_epoch\(\).* does not reach the workers of this StatefulDataLoader"):

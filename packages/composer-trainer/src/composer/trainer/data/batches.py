@@ -34,7 +34,7 @@ from composer.functional.nested import leaves
 from composer.trainer.data.iterable_order import UsualCount
 from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
-from composer.trainer.data.stateful_order import STATES, StatefulOrder
+from composer.trainer.data.stateful_order import STATES, StatefulOrder, warn_if_not_exact
 from composer.trainer.resume.contract import (
     LoaderObjects,
     create_generators,
@@ -160,6 +160,8 @@ class Batches:
         if get_world_size() > 1 and order.global_batch_size is None:
             warn_of_repeats(self._loader)
         _warn_of_workers(self._loader, order)
+        if isinstance(order, StatefulOrder):
+            warn_if_not_exact(self._loader)
 
     @property
     def objects(self) -> LoaderObjects:

@@ -51,13 +51,15 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from torch.utils.data import IterableDataset
 
 from composer.checkpoint.contents import SavedObjects
+from composer.core.checks import caller_level
 from composer.core.data_spec import length_of
 from composer.core.plain_data import equal, plain
 from composer.distributed.samplers import END, set_epoch
 from composer.trainer.data.iterable_order import OpaqueOrder
-from composer.trainer.data.seeding import seeded_batches
+from composer.trainer.data.seeding import draws_nothing, seeded_batches
 from composer.trainer.data.workers import iterate
 from composer.trainer.resume.contract import create_generators, load_objects, save_objects
 
@@ -341,6 +343,28 @@ class StatefulOrder(OpaqueOrder):
 
     def _set_random_states(self, states: dict[str, Any]) -> None:
         load_objects(SavedObjects({}, states), {}, self._parts)
+
+
+def warn_if_not_exact(loader: Any) -> None:
+    """Warn if a loader that saves its own state is known not to resume exactly with its data."""
+    dataset = getattr(loader, "dataset", None)
+    stream = getattr(dataset, "_ex_iterable", None)  # of Hugging Face's IterableDataset
+    while stream is not None and not hasattr(stream, "buffer_size"):
+        stream = getattr(stream, "ex_iterable", None)
+    if stream is not None:
+        what = (
+            "the samples in the buffer of dataset.shuffle() are left out after a resume within an epoch. Use a "
+            "torch.utils.data.DataLoader, which loads the samples again"
+        )
+    elif getattr(loader, "num_workers", 0) and not (isinstance(dataset, IterableDataset) or draws_nothing(dataset)):
+        what = (
+            "random numbers that the data set draws in workers are others after a resume within an epoch. If it draws "
+            "any, use a torch.utils.data.DataLoader, whose workers are seeded for each batch"
+        )
+    else:
+        return
+    name = type(loader).__name__
+    warnings.warn(f"train_dataloader, a {name}, may not resume exactly: {what}.", stacklevel=caller_level())
 
 
 def _copied(value: Any) -> Any:
