@@ -25,7 +25,7 @@ _TYPES = {
     "model": Module | None,
     "train_dataloader": DataLoader | DataSpec | None,
     "eval_dataloader": DataLoader | DataSpec | Evaluator | list[Evaluator] | None,
-    "optimizers": Callable[[Iterable], Optimizer] | None,  # type: ignore[type-arg]  # jsonargparse needs no type here
+    "optimizers": Callable[[Iterable], Optimizer] | None,
 }
 """The types of what a configuration constructs, or the caller passes as objects."""
 
@@ -75,8 +75,8 @@ def make_trainer(arguments: Sequence[str] | None = None, **given: Any) -> Traine
     jsonargparse = import_product("jsonargparse", "config")
     # Strings such as "20ba", instead of the fields of the class.
     jsonargparse.set_parsing_settings(subclasses_enabled=[Time, Interval])
-    for kind, read in ((Time, _to_time), (Interval, Interval)):
-        jsonargparse.typing.register_type(kind, str, read, fail_already_registered=False)
+    jsonargparse.typing.register_type(Time, str, _to_time, fail_already_registered=False)
+    jsonargparse.typing.register_type(Interval, str, Interval, fail_already_registered=False)
     parser = jsonargparse.ArgumentParser(
         prog="composer train",
         description="Train. In several processes: composer -n 8 -m composer.cli.train --config run.yaml ...",
