@@ -129,10 +129,13 @@ def test_arguments_in_the_table_are_not_accepted():
 
     from composer import functional as cf
     from composer.compat.table import ARGUMENTS
+    from composer.profiler import JSONTraceHandler, Profiler
     from composer.trainer import Trainer
 
     current = {
         "Trainer": Trainer,
+        "Profiler": Profiler,
+        "JSONTraceHandler": JSONTraceHandler,
         "export_for_inference": Trainer.export_for_inference,
         "BlurPool2d": cf.BlurPool2d,
         "factorize_matrix": cf.factorize_matrix,

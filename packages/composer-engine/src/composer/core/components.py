@@ -323,10 +323,10 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
             name = str(field.alias)
             try:
                 data[name] = to_data(value, kinds[field.name])
+                if not equal(shown := hide_secrets(data[name], name), data[name]):
+                    data[name] = {"unsaved": str(shown)}
             except NotSerializableError:
-                data[name] = {"unsaved": field.metadata.get("describe", describe)(value)}
-            if not equal(shown := hide_secrets(data[name], name), data[name]):
-                data[name] = shown if is_unsaved(shown) else {"unsaved": str(shown)}
+                data[name] = {"unsaved": field.metadata.get("describe", describe)(hide_secrets(value, name))}
     return data
 
 
