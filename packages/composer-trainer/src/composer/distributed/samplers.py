@@ -252,9 +252,10 @@ def split_data(spec: DataSpec, name: str = "train_dataloader") -> DataSpec:
         True
     """
     if get_data_world_size() > 1 and _has_no_own_sampler(spec.dataloader):
-        spec = copy.copy(spec)
-        spec.dataloader = loader = copy.copy(spec.dataloader)
-        own, batches = loader.sampler, loader.batch_sampler
+        loader, spec = copy.copy(spec.dataloader), copy.copy(spec)
+        spec.dataloader = loader
+        own: Any = loader.sampler
+        batches: Any = loader.batch_sampler
         generator = getattr(own, "generator", None)
         seed = 0 if generator is None else from_rank_zero(generator.initial_seed())
         sampler = get_sampler(loader.dataset, shuffle=isinstance(own, RandomSampler), seed=seed)

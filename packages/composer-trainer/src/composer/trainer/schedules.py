@@ -273,7 +273,7 @@ def _known_steps(scheduler: LRScheduler) -> int:
     """Return the number of steps after which a scheduler has ended; 0 if it is not known."""
     parts = getattr(scheduler, "_schedulers", ())
     starts = [0, *getattr(scheduler, "_milestones", [0] * len(parts))]
-    steps = [start + _known_steps(part) for start, part in zip(starts, parts, strict=False)]
+    steps: list[int] = [start + _known_steps(part) for start, part in zip(starts, parts, strict=False)]
     # Of Transformers' functions.
     partials = [getattr(function, "keywords", {}) for function in getattr(scheduler, "lr_lambdas", ())]
     steps += [keywords.get("num_training_steps", 0) for keywords in partials]
