@@ -27,7 +27,6 @@ from composer.checkpoint.run_folder import (
     expired,
     own_checkpoints,
     without_suffix,
-    without_zero,
 )
 from composer.core import Timestamp
 
@@ -299,10 +298,3 @@ def test_suffix():
     """The ending of a file is removed with a warning."""
     with pytest.warns(DeprecationWarning, match=r"'ep1\.pt' is saved as 'ep1'"):
         assert without_suffix("ep1.pt") == "ep1"
-
-
-@pytest.mark.parametrize(("folder", "number"), [("runs", 1), ("memory://runs", -1)])
-def test_zero(folder, number):
-    """In place of 0, the last checkpoint of a local folder is kept, and all at a URL."""
-    with pytest.warns(DeprecationWarning, match="there are no other copies"):
-        assert without_zero(0, folder) == number

@@ -242,20 +242,13 @@ class TestWhat:
 
 class TestKeeping:
     def test_keep_none(self, make_trainer, tmp_path):
-        """With 0 the last checkpoint of a local folder is kept, and all at a URL, where copies are not local."""
-        with pytest.warns(
-            DeprecationWarning, match=r"num_checkpoints_to_keep=0 .* keeps the last checkpoint .* Set it to 1"
+        """0 raises an error that names what keeps all checkpoints, or the last one."""
+        for make in (
+            lambda: make_trainer(None, save_folder=tmp_path, save_num_checkpoints_to_keep=0),
+            lambda: CheckpointSaver("memory://runs/none", num_checkpoints_to_keep=0),
         ):
-            trainer = make_trainer(None, save_folder=tmp_path, save_interval="2ba", save_num_checkpoints_to_keep=0)
-        with pytest.warns(
-            DeprecationWarning, match=r"num_checkpoints_to_keep=0 .* keeps all checkpoints .* Set it to -1"
-        ):
-            remote = CheckpointSaver("memory://runs/none", num_checkpoints_to_keep=0)
-
-        trainer.fit()
-
-        assert len([path for path in tmp_path.iterdir() if path.name.startswith("ep")]) == 1
-        assert remote.num_checkpoints_to_keep == -1
+            with pytest.raises(ValueError, match=r"num_checkpoints_to_keep.* must be -1 \(all\) or at least 1, .* 0"):
+                make()
 
     def test_suffix_is_removed(self, make_trainer, tmp_path):
         """The ending of Composer's files is removed from the names of checkpoints, with a warning for each."""

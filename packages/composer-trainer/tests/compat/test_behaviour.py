@@ -201,14 +201,19 @@ def test_hyperparameters_of_the_call():
     }
 
 
-def test_arguments_without_effect():
-    """Composer's arguments that are None, and its progress bar, are ignored with a warning; others are errors."""
-    with pytest.warns(DeprecationWarning, match=r"composer\.Trainer\(load_\w+\) is a former name") as caught:
-        small_run(load_progress_bar=True, load_object_store=None).close()
-
-    assert len(caught) == 2
-    with pytest.raises(TypeError, match=r"load_object_store must be a store .* got 's3'"):
-        small_run(load_path="ep1.pt", load_object_store="s3")
+@pytest.mark.parametrize(
+    ("argument", "replacement"),
+    [
+        ("load_object_store", "use load_path with a URL"),
+        ("save_object_store", "use a URL as the path"),
+        ("load_progress_bar", "it is replaced by nothing, as what was loaded is logged"),
+        ("load_fsdp_monolith_rank0_only", "it is replaced by nothing, as each process reads only its part"),
+    ],
+)
+def test_arguments_without_effect(argument, replacement):
+    """Composer's arguments that would have no effect raise an error with their replacement, also if they are None."""
+    with pytest.raises(TypeError, match=f"has no argument '{argument}': {replacement}"):
+        small_run(**{argument: None})
 
 
 def test_outputs_of_metrics():

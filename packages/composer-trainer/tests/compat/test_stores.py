@@ -168,7 +168,7 @@ def test_files_of_a_run_are_uploaded(store, text):
 
 
 def test_checkpoints_of_a_local_folder_are_uploaded(store, tmp_path, monkeypatch):
-    """Checkpoints are copied, and a run with the store, or with the uploader, continues from the name it was given."""
+    """Checkpoints are copied, and a run continues from the URL of one, or of the link."""
     monkeypatch.chdir(tmp_path)
     make = partial(RemoteUploaderDownloader, store.url, file_path_format_string="team/{remote_file_name}")
     with small_run(max_duration="3ba") as whole:
@@ -181,16 +181,8 @@ def test_checkpoints_of_a_local_folder_are_uploaded(store, tmp_path, monkeypatch
     (local,) = (path for path in (tmp_path / "runs" / "mine").glob("ep*"))
     for path in local.iterdir():
         assert store.get_object_size(f"team/runs/mine/ep0-ba2/{path.name}") == path.stat().st_size
-    for path, given in [
-        ("team/runs/mine/ep0-ba2-rank0.pt", store),
-        ("team/runs/mine/latest", store),
-        ("runs/mine/latest-rank0.pt", make()),
-        (f"{store.url}/team/runs/mine/ep0-ba2", store),
-    ]:
-        options = {"load_path": path, "load_object_store": given}
-        with pytest.warns(DeprecationWarning, match=f"load_object_store.* set load_path='{store.url}/team/runs/mine/"):
-            later = small_run(max_duration="3ba", **options)
-        with later:
+    for name in ("ep0-ba2-rank0.pt", "latest", "latest-rank0.pt", "ep0-ba2"):
+        with small_run(max_duration="3ba", load_path=f"{store.url}/team/runs/mine/{name}") as later:
             assert later.state.timestamp.batch == 2
             later.fit()
         assert torch.equal(weights(whole), weights(later))
@@ -261,16 +253,6 @@ def test_new_machine_continues_after_a_kill(tmp_path):
     assert torch.equal(weights(complete), weights(later))
 
 
-def test_store_without_a_checkpoint_to_load(store):
-    """A store without ``load_path`` is ignored with the warning, also if the path is None."""
-    for options in ({}, {"load_path": None}):
-        with pytest.warns(DeprecationWarning, match=r"composer\.Trainer\(load_object_store\) .*: remove it\.$"):
-            small_run(load_object_store=store, **options).close()
-
-    with pytest.raises(TypeError, match=r"fit\(\) has no argument 'load_object_store'"), small_run() as trainer:
-        trainer.fit(load_object_store=store)
-
-
 def test_checkpoints_at_a_url_are_not_copied(store):
     """An uploader adds nothing to checkpoints that are saved at a URL."""
     uploader = RemoteUploaderDownloader(store.url, file_path_format_string="runs/{remote_file_name}")
@@ -309,9 +291,7 @@ def test_settings_of_a_store_are_those_of_its_urls(monkeypatch, tmp_path):
 
     assert store.list_objects("exported/") == ["exported/model.pt2"]
     for path, options in [("runs/latest", {}), ("weights.pt", {"load_weights_only": True})]:
-        with pytest.warns(DeprecationWarning, match="set load_path='sftp://host/data/"):
-            later = small_run(load_path=path, load_object_store=store, seed=3, **options)
-        with later:
+        with small_run(load_path=store.get_uri(path), seed=3, **options) as later:
             assert torch.equal(weights(trainer), weights(later))
     with pytest.raises(PermissionError, match="who is this"):
         ObjectStore("sftp://host/other")
@@ -325,19 +305,6 @@ def test_settings_of_one_store_are_not_those_of_another():
 
     assert first._files is not third._files
     assert second._files is third._files is fsspec.filesystem("memory")
-
-
-def test_an_uploader_to_load_from_with_the_name_of_the_run(store, tmp_path):
-    """The name of the run in an uploader's format is that of the run that loads, which has none before."""
-    make = partial(RemoteUploaderDownloader, store.url, file_path_format_string="{run_name}/{remote_file_name}")
-    with small_run(loggers=make(), run_name="mine", max_duration="1ba", save_folder=str(tmp_path / "runs")) as first:
-        first.fit()
-
-    path = next(name for name in store.list_objects() if name.endswith("manifest.json")).split("/", 1)[1]
-    with pytest.warns(DeprecationWarning, match="set load_path="):
-        later = small_run(run_name="mine", load_path=path.rpartition("/")[0], load_object_store=make(), seed=3)
-    with later:
-        assert torch.equal(weights(first), weights(later))
 
 
 def test_arguments_of_the_backend(s3, text):

@@ -7,7 +7,6 @@ written last and deleted first, it is none. Operations that fail are tried again
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.folder import MANIFEST, Folder, Manifest, ReadInto, foreign_files, is_remote
+from composer.checkpoint.folder import MANIFEST, Folder, Manifest, ReadInto, foreign_files
 from composer.core.secrets import without_secret_urls
 
 _CHUNK = 8 << 20
@@ -48,26 +47,6 @@ def file_system(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any
         options = _STORAGE_OPTIONS[max(set_for, key=len)] if set_for else {}
     files, path = fsspec.core.url_to_fs(url, **options)
     return files, str(path)
-
-
-def url_in_store(path: str | os.PathLike[str], store: object, argument: str) -> str:
-    """Return the URL of a path in a store of objects or an uploader of files; a URL is returned as it is.
-
-    Args:
-        path: The path in the store.
-        store: Has ``get_uri``, or ``get_uri_for_file``.
-        argument: What the store is called in the error.
-
-    Raises:
-        TypeError: The store has neither.
-    """
-    url_of = getattr(store, "get_uri_for_file", None) or getattr(store, "get_uri", None)
-    if url_of is None:
-        raise TypeError(
-            f"{argument} must be a store such as S3ObjectStore('bucket'), got {store!r}. Remove it, and pass the URL "
-            "of the checkpoint: 's3://bucket/run/latest'."
-        )
-    return str(path) if is_remote(path) else str(url_of(str(path)))
 
 
 def _file_name(entry: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ later one, and none with files of the user in it.
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, LaterCheckpointError
 from composer.checkpoint.finding import FoundCheckpoint, clock_order, find_checkpoints
-from composer.checkpoint.folder import Folder, Manifest, is_remote, split_path
+from composer.checkpoint.folder import Folder, Manifest, split_path
 from composer.checkpoint.local import FolderLock, LocalFolder, open_folder
 from composer.core import State, Timestamp, TimeUnit
 from composer.core.checks import NamesArguments, integer, one_of
@@ -344,32 +343,12 @@ def _warn_if_metric_is_unknown(keep_best: KeepBest, checkpoints: Iterable[FoundC
 
 
 def check_keep_last(name: str, keep_last: object) -> None:
-    """Raise a ValueError if ``keep_last`` is no number of checkpoints to keep; the error calls it by ``name``.
-
-    0 is one of MosaicML Composer, which :func:`without_zero` replaces.
-    """
-    if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last < -1:
+    """Raise a ValueError if ``keep_last`` is no number of checkpoints to keep; the error calls it by ``name``."""
+    if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last < -1 or keep_last == 0:
         raise ValueError(
             f"{name} must be -1 (all) or at least 1, as the last complete checkpoint is never deleted, "
             f"got {keep_last!r}."
         )
-
-
-def without_zero(keep_last: int, folder: str | os.PathLike[str]) -> int:
-    """Return the number of checkpoints to keep; instead of 0 all at a URL, and the last one in a local folder.
-
-    Raises:
-        ValueError: It is no such number.
-    """
-    check_keep_last("num_checkpoints_to_keep", keep_last)
-    if keep_last != 0:
-        return keep_last
-    all_or_last, number = ("all checkpoints", -1) if is_remote(folder) else ("the last checkpoint", 1)
-    warn_former(
-        f"num_checkpoints_to_keep=0 (save_num_checkpoints_to_keep) keeps {all_or_last} in "
-        f"{without_secret_urls(str(folder))}: there are no other copies. Set it to {number}."
-    )
-    return number
 
 
 def without_suffix(name: str) -> str:

@@ -27,7 +27,7 @@ from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.folder import check_folder, is_remote
 from composer.checkpoint.layout import KeptMemory
 from composer.checkpoint.local import open_folder
-from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, without_suffix, without_zero
+from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_keep_last, without_suffix
 from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time
 from composer.core.background import Background, ThreadError
@@ -69,8 +69,7 @@ class CheckpointSaver(Callback):
             which is called after each batch, epoch and iteration, and at the end.
         overwrite: Whether to replace checkpoints of other runs with the same names.
         num_checkpoints_to_keep: The number of the last checkpoints to keep; -1 keeps all. Those later than the one
-            just saved, as after ``reset_time``, neither count nor are deleted. 0 gives a warning: no local copies are
-            kept of checkpoints at a URL, and the last one in a local folder is.
+            just saved, as after ``reset_time``, neither count nor are deleted.
         keep_best: The best checkpoints to keep in addition to the last ones.
         best_filename: The name of a link to the best checkpoint by ``keep_best``; none if None.
         weights_only: Whether to save only the weights that the model is evaluated with; training cannot resume from
@@ -127,7 +126,7 @@ class CheckpointSaver(Callback):
         del latest_remote_file_name, num_concurrent_uploads, upload_timeout_in_seconds
         check_folder("folder", folder)
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
-        num_checkpoints_to_keep = without_zero(num_checkpoints_to_keep, folder)
+        check_keep_last("num_checkpoints_to_keep (save_num_checkpoints_to_keep)", num_checkpoints_to_keep)
         if keep_best is not None and not isinstance(keep_best, KeepBest):
             raise TypeError(
                 f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}."

@@ -15,8 +15,8 @@ import torch
 from composer import checkpoint
 from composer.checkpoint.contents import IgnoreKeys
 from composer.checkpoint.finding import open_checkpoint
+from composer.checkpoint.folder import is_remote
 from composer.checkpoint.inspection import verify_checkpoint
-from composer.checkpoint.remote import url_in_store
 from composer.checkpoint.torch_files import read_torch_file
 from composer.core import Logger, State, Timestamp
 from composer.core.data_spec import move_batch
@@ -233,7 +233,7 @@ def load_checkpoint(
     """
     del progress_bar
     checkpoint.load_checkpoint(
-        path if object_store is None else url_in_store(path, object_store, "object_store"),
+        path if object_store is None else _url_in_store(path, object_store),
         state,
         weights_only=load_weights_only,
         strict_model_weights=strict_model_weights,
@@ -242,6 +242,17 @@ def load_checkpoint(
         algorithm_passes=algorithm_passes,
         logger=logger,
     )
+
+
+def _url_in_store(path: str, store: object) -> str:
+    """Return the URL of a path in a store of objects or an uploader of files; a URL is returned as it is."""
+    url_of = getattr(store, "get_uri_for_file", None) or getattr(store, "get_uri", None)
+    if url_of is None:
+        raise TypeError(
+            f"object_store must be a store such as S3ObjectStore('bucket'), got {store!r}. Remove it, and pass the URL "
+            "of the checkpoint: 's3://bucket/run/latest'."
+        )
+    return path if is_remote(path) else str(url_of(path))
 
 
 def save_checkpoint(

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import composer
 from composer.compat.table import ARGUMENTS, ATTRIBUTES, entries, former_modules
-from composer.trainer.tools.names import WITHOUT_EFFECT
 
 UNREADABLE = "the file"
 """What a finding names instead of a former name if a file could not be read."""
@@ -31,8 +30,6 @@ _NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
 _SCHEDULE = re.compile(r"composer\.optim\.(scheduler\.)?(?!WarmupStable)\w+Scheduler")
 _RATES = "each batch has its own rate, not that of the one before; composer.compat.lag_schedules gives the former ones"
 _NOTHING = "not available here, and without a known replacement"
-_WORKING: dict[str, str] = {**dict.fromkeys(WITHOUT_EFFECT, "None"), "load_object_store": ".*"}
-"""The values of arguments of the table with which a line works, with a warning."""
 _BLOCK = re.compile(r"[\s-]*[\"']?(algorithms|callbacks|loggers)[\"']?:")
 
 
@@ -257,9 +254,7 @@ class _Visitor(ast.NodeVisitor):
         for keyword in node.keywords:
             if keyword.arg is None or keyword.arg not in arguments:
                 continue
-            value = ast.unparse(keyword.value)
-            works = bool(re.fullmatch(_WORKING.get(keyword.arg, "(?!)"), value, re.DOTALL))
-            self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg], works=works)
+            self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg], works=False)
         is_of_device = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).lower().endswith("device")
         if method is not None and method in ATTRIBUTES and is_of_device and self._uses_composer():
             self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method], works=True)

@@ -5,19 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import tomllib
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from composer.checkpoint.remote import url_in_store
 from composer.core.checks import nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-WITHOUT_EFFECT = {"load_fsdp_monolith_rank0_only", "load_object_store", "load_progress_bar", "save_object_store"}
-"""Arguments of MosaicML Composer that are ignored if they are None; ``load_object_store`` is a part of a URL."""
 
 
 @functools.cache
@@ -45,29 +40,12 @@ def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        _drop_former(kwargs, parameters)
         # Before the call, because the TypeError of Python names only the first unknown argument.
         if not kwargs.keys() <= parameters.keys() or len(args) > most:
             _raise_call_error(function.__name__, args, kwargs, list(parameters)[1:], most)
         return function(*args, **kwargs)
 
     return call
-
-
-def _drop_former(given: dict[str, Any], own: Iterable[str]) -> None:
-    """Remove former arguments without effect, with a warning for each; a path in a store becomes its URL."""
-    own = set(own)
-    for name in given.keys() & WITHOUT_EFFECT - own:
-        value, advice = given[name], "remove it"
-        if name == "load_object_store" and value is not None and "load_path" in own:
-            if given.get("load_path") is not None:
-                given["load_path"] = url_in_store(given["load_path"], value, name)
-                advice += f", and set load_path={given['load_path']!r}"
-        elif value is not None and name != "load_progress_bar":
-            continue  # an unknown argument, which is an error
-        del given[name]
-        text = f"composer.Trainer({name}) is a former name: {advice}."
-        warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 def missing_attribute(trainer: object, name: str) -> AttributeError:
@@ -98,6 +76,8 @@ def _raise_call_error(name: str, args: tuple[Any, ...], kwargs: Iterable[str], o
 
 def _hint(unknown: str, own: list[str], of_trainer: list[str]) -> str:
     ours, close = names_elsewhere().get(unknown), nearest(unknown, own, "", similarity=0.7)
+    if ours is not None and ours.startswith("nothing"):
+        return f"it is replaced by {ours}."
     if unknown in of_trainer:
         return f"give it to the Trainer{close or '.'}"
     if ours is not None and (not close or ours.split(",")[0] in own):
