@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 from torchmetrics import MeanMetric
 
 from composer.checkpoint.contents import SavedObjects
@@ -17,7 +27,7 @@ from composer.core import Algorithm, Callback, DataSpec, Event, saved
 from composer.core.components import transient
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
-from composer.trainer.resume.contract import Changes, has_state, load_objects, save_objects
+from composer.trainer.resume.contract import Changes, generators_of, has_state, load_objects, save_objects
 
 INPUTS = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
 TARGETS = INPUTS[:, :3].argmax(dim=1)
@@ -292,6 +302,39 @@ class LateCollate(Late):
         return inputs + 0.1 * self.generator.random(), targets
 
 
+class Transformed(Dataset):
+    """Samples with transforms in a list; each is a function that is bound to an object with a generator."""
+
+    def __init__(self, *transforms):
+        self.transforms = [*transforms]
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        inputs, target = INPUTS[index], TARGETS[index]
+        for transform in self.transforms:
+            inputs = transform(inputs)
+        return inputs, target
+
+
+class Shift:
+    def __init__(self):
+        self.by = {"shift": random.Random(3)}
+
+    def shift(self, inputs):
+        return inputs + self.by["shift"].random()
+
+
+def scale(generator, inputs):
+    return inputs * generator.random()
+
+
+def closure():
+    generator = np.random.default_rng(3)
+    return lambda inputs: inputs + generator.random()
+
+
 def stateful(dataset, **options):
     module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
     return {"train_dataloader": module.StatefulDataLoader(dataset, batch_size=4, shuffle=True, **options)}
@@ -322,6 +365,15 @@ EXACT = {
     "a callback's": lambda: {"callbacks": [WarmUp()]},
     "an algorithm's": lambda: {"algorithms": [Scale()]},
     "a loss's generator": lambda: {"loss": Loss()},
+    "a transform's in a data set": lambda: loader(Transformed(Shift().shift)),
+    "a closure's": lambda: loader(Transformed(closure())),
+    "an argument's": lambda: loader(Transformed(functools.partial(scale, np.random.default_rng(3)))),
+    "an inner data set's state_dict": lambda: loader(Subset(Counting(), range(12))),
+    "an inner sampler's": lambda: {
+        "train_dataloader": DataLoader(
+            TensorDataset(INPUTS, TARGETS), batch_sampler=BatchSampler(OwnSampler(), 4, drop_last=False)
+        )
+    },
 }
 LATE = {
     "a dataset's": lambda: loader(LateDrawing()),
@@ -334,6 +386,7 @@ LATE = {
             loader(TensorDataset(INPUTS, TARGETS))["train_dataloader"], batch_transforms=LateJitter()
         )
     },
+    "inner data sets'": lambda: loader(ConcatDataset([Subset(LateDrawing(), range(12))])),
     "a stream's": lambda: loader(LateStream(), shuffle=None),
     "a loader's": lambda: {"train_dataloader": LateLoader()},
     "a StatefulDataLoader's dataset": lambda: stateful(LateDrawing()),
@@ -570,6 +623,14 @@ class TestChanges:
 
         assert changes.names() == ["model.0.steps", "model.0.average"]
 
+    def test_numbers_of_packages(self):
+        """Numbers of modules of packages are noticed, also if they are replaced by None or with the module."""
+        model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.3), nn.Dropout(0.3))
+        changes = Changes({"model": model})
+        model[0].momentum, model[1].p, model[2] = None, 0.1, nn.Identity()
+
+        assert changes.names() == ["model.0.momentum", "model.1.p", "model.2.p", "model.2.inplace"]
+
     def test_own_metric(self):
         """The states of a metric are saved by the trainer."""
 
@@ -605,6 +666,22 @@ class TestChanges:
         one.declared = one.count = 3
 
         assert changes.names() == ["one.count"]
+
+
+class TestGenerators:
+    def test_what_is_not_searched(self):
+        """Long lists are data, a sampler's data are the loader's, and a stream of a package copies its generators."""
+        datasets = pytest.importorskip("datasets")
+        stream = datasets.Dataset.from_dict({"a": [1, 2]}).to_iterable_dataset().shuffle(seed=3)
+        draw = Object(generator=random.Random(3))
+        objects = {
+            "dataset": Object(first=[draw] * 101, stream=stream),
+            "sampler": torch.utils.data.SequentialSampler(Drawing()),
+            "loss_fn": nn.Identity(),
+        }
+
+        assert list(generators_of(objects)) == []
+        assert list(generators_of({"dataset": Object(first=[draw] * 100)})) == ["dataset.first[0].generator"]
 
 
 class TestLoad:

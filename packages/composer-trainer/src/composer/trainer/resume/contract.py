@@ -1,7 +1,8 @@
 """What a checkpoint contains of the objects that were given to the Trainer.
 
 - What has ``state_dict()`` and ``load_state_dict()`` is saved by them.
-- Generators that are attributes of these objects are saved.
+- Generators that are attributes of these objects are saved, also within what they consist of, such as a data set in a
+  ``Subset``, a sampler in a ``BatchSampler``, a transform, a list, or what a function is bound to.
 - Nothing else is saved. Other attributes that are numbers, tensors or arrays and have changed are named in a warning.
 
 The model, algorithms, callbacks and loggers are saved with the state of the run; here only their generators.
@@ -9,6 +10,7 @@ The model, algorithms, callbacks and loggers are saved with the state of the run
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -17,13 +19,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from composer.checkpoint.contents import SavedObjects
 from composer.core import Serializable
@@ -46,6 +49,10 @@ methods is saved by them (a module saves its buffers):
 _HIDDEN = frozenset(vars(nn.Module()))
 _HASHED = 1 << 20
 """The largest array whose contents are compared, in bytes."""
+_MOST_ITEMS = 100
+"""The length of the longest list or dictionary that is searched for generators, as longer ones are data."""
+_MOST_PARTS = 1000
+"""The number of parts of an object that are searched."""
 
 
 def has_state(value: Any) -> bool:
@@ -178,10 +185,10 @@ def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | Non
         >>> list(saved.states), list(saved.generators)
         ([], ['sampler.generator'])
     """
-    stateful = {path: value for path, value in objects.items() if has_state(value)}
+    stateful = {path: value for path, value in _with_inner_samplers(objects).items() if has_state(value)}
     states = {path: plain(value.state_dict(), path, mappings=True) for path, value in stateful.items()}
     states = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), states)  # the objects go on
-    generators = generators_of({**objects, **(components or {})})
+    generators = generators_of(objects, components)
     return SavedObjects(states, {path: generator_state(generator) for path, generator in generators.items()})
 
 
@@ -191,13 +198,13 @@ def load_objects(saved: SavedObjects, objects: Mapping[str, Any], components: Ma
     Raises:
         ValueError: An object rejects its state.
     """
-    missing = []
+    missing, stateful = [], _with_inner_samplers(objects)
     for path, state in saved.states.items():
-        if not has_state(objects.get(path)):
+        if not has_state(stateful.get(path)):
             missing.append(path)
             continue
         try:
-            objects[path].load_state_dict(state)
+            stateful[path].load_state_dict(state)
         # This is code of the user, which may raise anything.
         except Exception as error:
             raise ValueError(
@@ -205,7 +212,7 @@ def load_objects(saved: SavedObjects, objects: Mapping[str, Any], components: Ma
                 f"{type(error).__name__}: {error}"
             ) from error
     # After the states, because load_state_dict() may create a generator again.
-    generators = generators_of({**objects, **(components or {})})
+    generators = generators_of(objects, components)
     for path, state in saved.generators.items():
         if path not in generators:
             missing.append(path)
@@ -235,8 +242,12 @@ def create_generators(paths: Iterable[str], objects: Mapping[str, Any], load: Ca
         load()
 
 
-def generators_of(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the generators that are attributes of objects or, of a module, of all its modules, by path.
+def generators_of(objects: Mapping[str, Any], components: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the generators that are attributes, by path.
+
+    Args:
+        objects: The objects by name. Generators are also found in what they consist of.
+        components: Modules, and further objects that may refer to all of a run: only their own attributes are searched.
 
     Example:
         >>> sampler = torch.utils.data.RandomSampler([1, 2], generator=torch.Generator())
@@ -245,10 +256,55 @@ def generators_of(objects: Mapping[str, Any]) -> dict[str, Any]:
     """
     return {
         at(path, name): value
-        for path, holder in _holders(objects)
-        for name, value in _attributes(holder).items()
+        for path, holder in _holders({**_parts(objects), **(components or {})})
+        for name, value in _inner(holder).items()
         if is_generator(value)
     }
+
+
+def _parts(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return objects and what they consist of, by path, each once."""
+    found, seen = dict(objects), {id(value) for value in objects.values()}
+    for root, first in objects.items():
+        waiting = [(root, first)]
+        for path, one in waiting:  # which grows
+            for name, part in ({} if _is_closed(one) else _inner(one)).items():
+                # The data of a sampler are those of the loader, whose states are needed at another place.
+                is_data = root.endswith("sampler") and hasattr(part, "__getitem__") and not _is_container(part)
+                if id(part) not in seen and _inner(part) and not is_data and len(waiting) < _MOST_PARTS:
+                    seen.add(id(part))
+                    waiting.append((at(path, name), part))
+        found |= dict(waiting)
+    return found
+
+
+def _inner(one: Any) -> dict[Any, Any]:
+    """Return the attributes of an object, the items of a container, or what a function is bound to."""
+    if _is_container(one):
+        return {} if len(one) > _MOST_ITEMS else one if isinstance(one, dict) else dict(enumerate(one))
+    if isinstance(one, functools.partial):
+        return {"func": one.func, "args": one.args, "keywords": one.keywords}
+    if inspect.ismethod(one):
+        return {"__self__": one.__self__}
+    if inspect.isfunction(one):
+        with contextlib.suppress(ValueError):  # a variable has no value yet
+            return {**vars(one), **inspect.getclosurevars(one).nonlocals}
+    return {} if isinstance(one, (type, ModuleType, Tensor)) else _attributes(one)
+
+
+def _is_closed(one: Any) -> bool:
+    """Return whether only the own attributes of an object are searched; a stream of a package copies its generators."""
+    return isinstance(one, nn.Module) or (isinstance(one, IterableDataset) and _is_of_package(type(one).__module__))
+
+
+def _is_container(one: Any) -> bool:
+    return isinstance(one, (list, tuple, dict))
+
+
+def _with_inner_samplers(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return objects, and the map-style data sets and samplers that they consist of, which may have states, too."""
+    inner = {path: part for path, part in _parts(objects).items() if isinstance(part, (Dataset, Sampler))}
+    return {path: part for path, part in inner.items() if not isinstance(part, IterableDataset)} | dict(objects)
 
 
 class Changes:
@@ -272,7 +328,8 @@ class Changes:
         # weakref.ref() returns the same reference as long as the object lives, and == would compare the tensors.
         changed = [path for path, (old, new) in pairs.items() if old[0] is not new[0] or old[1] != new[1]]
         # A new one, such as a cached length, has no value at construction to compare with.
-        return changed + [path for path, new in _numbers(self._objects).items() if self._numbers.get(path, new) != new]
+        numbers = _numbers(self._objects)
+        return changed + [path for path, before in self._numbers.items() if numbers.get(path) != before]
 
 
 def warn_of_changes(changed: list[str], copied: list[str]) -> None:

@@ -32,7 +32,7 @@ def trial(state: State, loader: Any = None, *, steps: bool) -> Iterator[None]:
         steps: Whether the block calls optimizers.
     """
     model = state.model
-    found = generators_of({"model": model, **objects_of(loader)}).values()
+    found = generators_of(objects_of(loader), {"model": model}).values()
     generators = [(generator, generator_state(generator)) for generator in found]
     tensors = [*(model.parameters() if steps else ()), *model.buffers()]
     copies = [tensor.detach().clone() for tensor in tensors]
