@@ -72,7 +72,6 @@ TASKS = {
 
 CARDS_OF_ARMS = {
     "CautiousUpdates": "DecoupledAdamW",
-    "ScheduledBatches": "ScheduledBatchSampler",
     "WarmupStableDecay": "WarmupStableDecayScheduler",
 }
 """The cards of arms that have another name."""

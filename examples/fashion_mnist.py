@@ -47,7 +47,6 @@ from composer.algorithms import (
     StochasticDepth,
     WeightStandardization,
 )
-from composer.distributed import ScheduledBatchSampler
 from composer.functional import parameter_groups
 from composer.models import ComposerClassifier
 from composer.optim import (
@@ -156,7 +155,6 @@ METHODS: dict[str, Callable[[], Algorithm] | Mapping[str, Any]] = {
     "BlurPool": lambda: BlurPool(replace_maxpools=False),
     "CautiousUpdates": {"optimizer": "cautious"},
     "WarmupStableDecay": {"schedule": "stable"},
-    "ScheduledBatches": {"batches": "scheduled"},
     "GradientClipping": lambda: GradientClipping("norm", 1.0),
     "MixUp": lambda: MixUp(alpha=0.1),
     "CutMix": lambda: CutMix(alpha=0.5),
@@ -269,7 +267,6 @@ def make_trainer(
     lr: float = 2e-2,
     weight_decay: float = 0.05,
     batch_size: int = 64,
-    batches: Literal["equal", "scheduled"] = "equal",
     beta1: float = 0.9,
     beta2: float = 0.99,
     adamw_lr: float | None = None,
@@ -297,12 +294,7 @@ def make_trainer(
     used = slice(train_size or TRAIN_SIZE)
     train_data = TensorDataset(samples[used], labels[used])
     count = int(epochs * length * len(train_data))
-    sizes = {"0sp": batch_size // 2, f"{count // 4}sp": batch_size}
-    loader = (
-        DataLoader(train_data, batch_sampler=ScheduledBatchSampler(train_data, sizes, shuffle=True))
-        if batches == "scheduled"
-        else DataLoader(train_data, batch_size, shuffle=True, drop_last=True)
-    )
+    loader = DataLoader(train_data, batch_size, shuffle=True, drop_last=True)
     # The weights of convolutions are stored as the kernels of a CPU read them, which is ChannelsLast.
     model = ComposerClassifier(make_network().to(memory_format=torch.channels_last), num_classes=10, train_metrics=[])
     groups, betas = parameter_groups(model, weight_decay=weight_decay), (beta1, beta2)

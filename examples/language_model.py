@@ -45,7 +45,6 @@ from composer.algorithms import (
     SkipSpikes,
     StochasticDepth,
 )
-from composer.distributed import ScheduledBatchSampler
 from composer.functional import ResidualRule, parameter_groups
 from composer.metrics import LanguageCrossEntropy
 from composer.models import ComposerModel
@@ -199,7 +198,6 @@ METHODS: dict[str, Callable[[], Algorithm] | Mapping[str, Any]] = {
     "GatedLinearUnits": lambda: GatedLinearUnits(
         feed_forward_module=FeedForward, first_layer_attribute="up", activation_attribute="activation"
     ),
-    "ScheduledBatches": {"batches": "scheduled"},
     "CautiousUpdates": {"optimizer": "cautious"},
     "GradientClipping": lambda: GradientClipping("norm", 1.0),
     "EMA": lambda: EMA(half_life="20ba"),
@@ -256,12 +254,12 @@ TRIALS = [
     ),
     *(["Muon", f"lr={lr}"] for lr in (0.001, 0.002, 0.006, 0.012)),
     *(["Muon", name] for name in ("weight_decay=0.0", "weight_decay=0.3", "batch_size=2", "batch_size=8")),
-    *(["Muon", name] for name in ("SeqLengthWarmup", "GatedLinearUnits", "WarmupStableDecay", "ScheduledBatches")),
+    *(["Muon", name] for name in ("SeqLengthWarmup", "GatedLinearUnits", "WarmupStableDecay")),
     *(["Muon", name] for name in ("StochasticDepth", "SkipSpikes")),
     ["Muon"],
     ["Muon", "SeqLengthWarmup", "GatedLinearUnits", "SixTenths"],
     *([*STABLE, *more] for more in ([], ["warmup=0.3dur"])),
-    *([*STABLE, "SixTenths", *more] for more in ([], ["GatedLinearUnits"], ["ScheduledBatches"])),
+    *([*STABLE, "SixTenths", *more] for more in ([], ["GatedLinearUnits"])),
     *(
         [*STABLE, "decay=0.4dur", *more]
         for more in (
@@ -291,7 +289,6 @@ def make_trainer(
     lr: float = 3e-3,
     weight_decay: float = 0.3,
     batch_size: int = 4,
-    batches: Literal["equal", "scheduled"] = "equal",
     std: float = 0.08,
     beta2: float = 0.95,
     warmup: str = "0.3dur",
@@ -309,12 +306,7 @@ def make_trainer(
     torch.set_num_threads(1)  # more threads gain little for a model of this size
     train_data, eval_data = Samples(read_sources("train")), Samples(read_sources(modules), limit=EVAL_SAMPLES)
     model, count, betas = GPT(std), int(data_bytes * length) // CONTEXT, (0.9, beta2)
-    sizes = {"0sp": 1, f"{count // 8}sp": 2, f"{count // 2}sp": 4}
-    loader = (
-        DataLoader(train_data, batch_sampler=ScheduledBatchSampler(train_data, sizes, shuffle=True))
-        if batches == "scheduled"
-        else DataLoader(train_data, batch_size=batch_size, shuffle=True, drop_last=True)
-    )
+    loader = DataLoader(train_data, batch_size=batch_size, shuffle=True, drop_last=True)
     if optimizer == "muon":
         chosen: torch.optim.Optimizer = muon_with_adamw(
             model, lr=lr, adamw_lr=adamw_lr, weight_decay=weight_decay, betas=betas

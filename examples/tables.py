@@ -34,7 +34,6 @@ from torchmetrics import MeanMetric
 from composer import Algorithm, Trainer
 from composer.ablation import ablate
 from composer.algorithms import EMA, SWA, GatedLinearUnits, GradientClipping, LabelSmoothing, StochasticDepth
-from composer.distributed import ScheduledBatchSampler
 from composer.functional import parameter_groups
 from composer.models import ComposerModel
 from composer.optim import CosineAnnealingWithWarmupScheduler, WarmupStableDecayScheduler, muon_with_adamw
@@ -240,7 +239,6 @@ METHODS: dict[str, Callable[[], Algorithm] | Mapping[str, Any]] = {
         feed_forward_module=FeedForward, first_layer_attribute="up", activation_attribute="activation"
     ),
     "WarmupStableDecay": {"schedule": "stable"},
-    "ScheduledBatches": {"batches": "scheduled"},
     "FewRowsFirst": {"short": 0.6},
     "GradientClipping": lambda: GradientClipping("norm", 1.0),
     "EMA": lambda: EMA(half_life="20ba"),
@@ -276,7 +274,7 @@ TRIALS: list[list[str]] = [
     *(["Muon", "batch_size=8", "lr=0.004", *more] for more in ([], ["Half"], ["Half", "GatedLinearUnits"])),
     ["Muon", "batch_size=8", "lr=0.008", "FewRowsFirst"],
     *(["batch_size=8", name] for name in ("warmup=0.3dur", "weight_decay=0.1", "WarmupStableDecay", "beta2=0.99")),
-    *(["Muon", "batch_size=8", "lr=0.004", name] for name in ("ScheduledBatches", "EMA", "GradientClipping")),
+    *(["Muon", "batch_size=8", "lr=0.004", name] for name in ("EMA", "GradientClipping")),
     *(["batch_size=8", name] for name in ("SWA", "LabelSmoothing", "StochasticDepth", "precision=fp32")),
     *(["batch_size=8", "warmup=0.3dur", *more] for more in (["lr=0.004"], ["weight_decay=0.1"], ["LabelSmoothing"])),
     ["Muon", "batch_size=8", "lr=0.004", "warmup=0.3dur"],
@@ -293,7 +291,6 @@ def make_trainer(
     lr: float = 2e-3,
     weight_decay: float = 0.1,
     batch_size: int = 8,
-    batches: Literal["equal", "scheduled"] = "equal",
     short: float = 0.0,
     beta2: float = 0.95,
     warmup: str = "0.3dur",
@@ -309,13 +306,8 @@ def make_trainer(
     """Return a trainer with a new model, whose initial weights depend only on torch's seed, and its data."""
     torch.set_num_threads(1)  # more threads gain little for a model of this size
     model, count, betas = TableClassifier(), int(tables * length), (0.9, beta2)
-    sizes = {"0sp": batch_size // 2, f"{count // 4}sp": batch_size}
     train_data = DrawnTables(count, batch_size, seed, short)
-    loader = (
-        DataLoader(train_data, batch_sampler=ScheduledBatchSampler(train_data, sizes))
-        if batches == "scheduled"
-        else DataLoader(train_data, batch_size=batch_size)
-    )
+    loader = DataLoader(train_data, batch_size=batch_size)
     return Trainer(
         model=model,
         train_dataloader=loader,

@@ -126,15 +126,6 @@ def test_weights_are_in_the_order_of_channels_last(example: Any, data: Path):
         assert network[:4](torch.rand(2, 1, 28, 28)).is_contiguous(memory_format=torch.channels_last)
 
 
-def test_batches_become_larger(example: Any, data: Path):
-    """Scheduled batches begin with half of the size."""
-    with trainer_with(example, ["ScheduledBatches"], data) as trainer:
-        sizes = [len(images) for images, _ in trainer.state.train_dataloader]
-
-    assert sizes == sorted(sizes)
-    assert sizes[-1] == 2 * sizes[0] == 8
-
-
 def test_length(example: Any, data: Path):
     """A shorter training ends after that part of the images, with its schedule."""
     with trainer_with(example, [], data, length=0.5) as trainer:

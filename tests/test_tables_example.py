@@ -230,15 +230,6 @@ class TestMakeTrainer:
         assert first.equal(again)
         assert not first.equal(other)
 
-    def test_batches_become_larger(self, example: Any):
-        """Scheduled batches begin with half of the size, and have tables of one shape."""
-        with trainer_with(example, ["ScheduledBatches"], tables=64) as trainer:
-            sizes = [len(batch["values"]) for batch in trainer.state.train_dataloader]
-
-        assert sum(sizes) == 64
-        assert sizes == sorted(sizes)
-        assert sizes[-1] == 2 * sizes[0]
-
     def test_length(self, example: Any):
         """A shorter training has the first tables of the longer one."""
         with trainer_with(example, [], tables=64) as long, trainer_with(example, [], tables=64, length=0.5) as short:

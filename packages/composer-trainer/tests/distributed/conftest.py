@@ -62,15 +62,6 @@ def four_muons(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def scheduled(tmp_path_factory):
-    """Results of training with scheduled batch sizes in one and in two processes, and of one that resumes from two."""
-    folders = [tmp_path_factory.mktemp("scheduled") for _ in range(3)]
-    [alone], two = (launch("scheduled_program.py", count, folders[count]) for count in (1, 2))
-    [resumed] = launch("scheduled_program.py", 1, folders[0], f"{folders[2]}/saved")
-    return alone, two, resumed
-
-
-@pytest.fixture(scope="session")
 def two_generations(tmp_path_factory):
     """What two processes have generated, by rank."""
     return launch("generation_program.py", 2, tmp_path_factory.mktemp("generations"))

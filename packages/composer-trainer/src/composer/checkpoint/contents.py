@@ -248,10 +248,6 @@ class SavedObjects:
     generators: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
 
-DIGEST_DIGITS = 16
-"""The length of a digest of the order of data: short, as one is computed for each key of an epoch."""
-
-
 @attrs.frozen
 class SavedPlace:
     """The place of a process in the training data, as ``Batches`` of the Trainer saves and loads it.
@@ -261,9 +257,8 @@ class SavedPlace:
         place: The place of the next batch in it.
         global_batch_size: The number of samples in a batch of all processes, if the place is a number of samples.
         sizes: The known sizes of the data.
-        order: What differs if the order up to the place is another in a resumed run: a digest of it, in
-            :data:`DIGEST_DIGITS` digits; or, in a shorter string, the number of samples, where a clock decides on the
-            sizes of batches. None if the order cannot be another.
+        order: A digest of the order up to the place, which differs if the order is another in a resumed run. None if
+            it cannot be another.
         loader: The state of a loader that saves itself.
         objects: The objects that the loader consists of, as they were at the start of the epoch, if it has begun. Of a
             loader that saves itself, also what ``StatefulOrder`` needs besides its state, as ``"earlier"`` and
@@ -277,14 +272,9 @@ class SavedPlace:
     place: int = attrs.field(validator=ge(0))
     global_batch_size: int | None = attrs.field(default=None, validator=optional(ge(1)))
     sizes: dict[str, int] = attrs.field(factory=dict)
-    order: str | None = attrs.field(default=None, validator=optional(matches_re(r"[0-9]{1,15}|[0-9a-f]{16,}")))
+    order: str | None = attrs.field(default=None, validator=optional(matches_re(r"[0-9a-f]+")))
     loader: Any = None
     objects: SavedObjects = attrs.field(factory=SavedObjects)
     has_ended: bool = False
     is_over: bool = False
     as_sampler: bool = False
-
-    @property
-    def num_samples(self) -> int | None:
-        """The number of samples up to the place, if ``order`` states it."""
-        return int(self.order) if self.order is not None and len(self.order) < DIGEST_DIGITS else None

@@ -41,7 +41,6 @@ from composer.distributed.samplers import (
     real_parts,
     set_epoch,
 )
-from composer.distributed.scheduled_batches import ScheduledBatchSampler
 from composer.distributed.sharding import FSDPSettings
 from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
@@ -56,7 +55,6 @@ __all__ = [
     "GlobalBatch",
     "MeshSettings",
     "Parallelism",
-    "ScheduledBatchSampler",
     "TensorParallelSettings",
     "all_agree",
     "all_gather",

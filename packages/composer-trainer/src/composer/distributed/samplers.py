@@ -45,7 +45,6 @@ from composer.distributed.environment import (
     get_tensor_parallel_size,
     get_world_size,
 )
-from composer.distributed.scheduled_batches import ScheduledBatchSampler
 from composer.functional.datasets import by_epoch
 
 if TYPE_CHECKING:
@@ -306,7 +305,7 @@ def is_split_by_rank(loader: object) -> bool:
         >>> is_split_by_rank(DataLoader(dataset, sampler=get_sampler(dataset))), is_split_by_rank(DataLoader(dataset))
         (True, False)
     """
-    return any(isinstance(sampler, DistributedSampler | ScheduledBatchSampler) for sampler in _samplers(loader))
+    return any(isinstance(sampler, DistributedSampler) for sampler in _samplers(loader))
 
 
 def check_lengths(length: int | None, name: str = "train_dataloader") -> None:

@@ -379,7 +379,6 @@ class Trainer(Assembly):
         schedule, current = cooled_down(training, start, length, begun, anywhere=self._dry_run > 0)
         end = training.end(start, part) if current is None else current.end
         data.check_end(end)
-        data.check_sizes(end if part is None and current is None else None)
         check_same_run(state, end, evaluations.labels())
         data.prepare(state, self._data)
         self._resume_state.check_data(None if reset_time else data.batches)

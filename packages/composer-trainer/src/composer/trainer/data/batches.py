@@ -24,7 +24,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from composer.checkpoint.contents import SavedObjects, SavedPlace
-from composer.core import Timestamp
 from composer.core.data_spec import move_batch
 from composer.core.packing import has_packed_rows
 from composer.distributed import all_agree, all_gather_object, get_data_world_size, get_world_size
@@ -44,7 +43,7 @@ from composer.trainer.resume.contract import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from composer.core import Batch, DataSpec
     from composer.trainer.data.iterable_order import DataOrder
@@ -103,7 +102,6 @@ class Batches:
         epoch: The number of the first epoch.
         spin: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume point; else
             it starts at the beginning of the epoch.
-        clock: Returns the timestamp of the training.
 
     Attributes:
         position: The place of the next batch, and where the epoch ends.
@@ -135,14 +133,12 @@ class Batches:
         seed: int = 0,
         epoch: int = 0,
         spin: bool = True,
-        clock: Callable[[], Timestamp] = Timestamp,
     ) -> None:
         self.spec, self.spin = spec, spin
         # Of torch itself: a device of the state is a string to Tensor.to, which would parse it for each tensor.
-        self._device, self._epoch, self._clock = torch.device(device), epoch, clock
+        self._device, self._epoch = torch.device(device), epoch
         self._loader: Any = spec.dataloader
         self._order = order = make_order(self._loader, seed, subset_num_batches)
-        order.rewind(clock())
         self.position, self.place_reader = EpochPosition(spec, order, subset_num_batches), PlaceReader(spec, order)
         if 0 in (spec.length, self.position.data_end):
             raise ValueError(
@@ -235,11 +231,11 @@ class Batches:
                 raise batch_is_none("batch_transforms of train_dataloader", self.position.num_batches - 1)
         return batch
 
-    def rewind(self, epoch: int | None = None, saved: SavedPlace | None = None) -> None:
-        """Start the next epoch, or the given one, with the next batch; ``saved`` is the place to load in it, if any."""
+    def rewind(self, epoch: int | None = None) -> None:
+        """Start the next epoch, or the given one, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
         self._batches = self._ahead = None
-        self._order.rewind(self._clock(), saved)
+        self._order.rewind()
         self.position.move_to(0)
 
     def close(self) -> None:
@@ -275,10 +271,10 @@ class Batches:
             samples: The number of samples in the batches before the place, if it is known.
             generators: The paths of further generators with a saved state; see :func:`create_generators`.
         """
-        self.rewind(saved.epoch, saved)
+        self.rewind(saved.epoch)
         objects = {**self.objects.replayed, **self.objects.by_path("loading"), **self.objects.by_path("transforms")}
         create_generators([*saved.objects.generators, *generators], objects, self._load_and_discard)
-        self.rewind(saved.epoch, saved)
+        self.rewind(saved.epoch)
         self._order.as_sampler = saved.as_sampler
         position = self.position
         position.move_to(self.place_reader.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)

@@ -10,7 +10,6 @@ import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer.core.data_spec import length_of
-from composer.distributed import ScheduledBatchSampler
 from composer.distributed.samplers import set_epoch
 from composer.trainer.data.seeding import seed_of_rank, seeded_batches
 from composer.trainer.data.workers import iterate
@@ -18,8 +17,7 @@ from composer.trainer.data.workers import iterate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from composer.checkpoint.contents import SavedPlace
-    from composer.core import Batch, Timestamp
+    from composer.core import Batch
 
 
 class UsualCount(NamedTuple):
@@ -51,7 +49,6 @@ class DataOrder:
         usual: The number of samples in nearly all batches of this process.
         global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
             otherwise None.
-        is_scheduled: Whether a place is a number of batches of all processes, whose sizes depend on the clock.
         as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed, as in MosaicML
             Composer; from the saved place.
 
@@ -65,7 +62,6 @@ class DataOrder:
     place_distance = 1
     usual = UsualCount()
     global_batch_size: int | None = None
-    is_scheduled = False
     as_sampler = False
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
@@ -81,7 +77,7 @@ class DataOrder:
         del place
         return length_of(self.loader)
 
-    def rewind(self, clock: Timestamp, saved: SavedPlace | None = None) -> None:
+    def rewind(self) -> None:
         """Forget the order of an epoch, as another one begins now, or one continues at a saved place."""
 
     def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
@@ -118,11 +114,6 @@ class OpaqueOrder(DataOrder):
     loader: Any
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
-        if isinstance(getattr(loader, "batch_sampler", None), ScheduledBatchSampler):
-            raise TypeError(
-                f"A ScheduledBatchSampler requires the clock, which a {type(loader).__name__} would not give it: use "
-                "torch.utils.data.DataLoader, which resumes exactly, too."
-            )
         super().__init__(loader, seed_of_rank(seed))
 
     def end(self, place: int) -> int | None:

@@ -12,7 +12,6 @@ order                 loader                                       a place count
 ``StatefulOrder``     any with ``state_dict()``                    batches                  are known to the loader
 ``IndexedOrder``      ``DataLoader`` of a map-style data set       batches                  are skipped in its sampler
 ``SharedOrder``       the same with a ``DistributedSampler``       samples of all           are skipped in its sampler
-``ScheduledOrder``    the same with a ``ScheduledBatchSampler``    batches of all           are skipped in its sampler
 ``StreamOrder``       ``DataLoader`` of an ``IterableDataset``     batches                  are loaded, unless it skips
 ====================  ===========================================  =======================  ==========================
 
@@ -46,11 +45,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
-from composer.checkpoint.contents import DIGEST_DIGITS
-from composer.core import Timestamp
 from composer.core.data_spec import length_of
 from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
-from composer.distributed import ScheduledBatchSampler, get_world_size, samplers
+from composer.distributed import get_world_size, samplers
 from composer.distributed.environment import get_data_rank
 from composer.functional.datasets import by_epoch
 from composer.trainer.data import seeding, workers
@@ -61,7 +58,6 @@ from composer.trainer.resume.contract import has_state, takes_position
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from composer.checkpoint.contents import SavedPlace
     from composer.core import Batch
 
 
@@ -92,8 +88,6 @@ def make_order(loader: Iterable[Batch], seed: int, subset_num_batches: int = -1)
     if isinstance(loader.dataset, IterableDataset):
         return StreamOrder(loader, seed)
     _, sampler = _sampler_of(loader)
-    if isinstance(sampler, ScheduledBatchSampler):
-        return ScheduledOrder(loader, seed)
     # Batch samplers of other types choose themselves, so that a place in the shared order is no number of samples.
     takes_all = type(sampler) is BatchSampler or not hasattr(sampler, "sampler")
     return SharedOrder(loader, seed) if takes_all and shares_order(sampler) else IndexedOrder(loader, seed)
@@ -106,8 +100,7 @@ def shares_order(sampler: Any) -> bool:
         >>> shares_order(samplers.get_sampler(range(4))), shares_order(torch.utils.data.SequentialSampler(range(4)))
         (True, False)
     """
-    inner = getattr(sampler, "sampler", sampler)  # of a batch sampler
-    return isinstance(sampler, ScheduledBatchSampler) or samplers.is_plain_distributed(inner)
+    return samplers.is_plain_distributed(getattr(sampler, "sampler", sampler))  # that of a batch sampler
 
 
 def _sampler_of(loader: DataLoader[Any]) -> tuple[str, Any]:
@@ -214,9 +207,8 @@ class IndexedOrder(_CopiedOrder):
             return self._digests.length
         return length_of(self._sampler) if _is_known(self._sampler) else None
 
-    def rewind(self, clock: Timestamp, saved: SavedPlace | None = None) -> None:
+    def rewind(self) -> None:
         """Forget the order of an epoch."""
-        del clock, saved
         self._digests = None
 
     def fingerprint(self, place: int) -> str | None:
@@ -285,27 +277,6 @@ class SharedOrder(IndexedOrder):
         return samplers.real_indices(iter(batches), samplers.num_real_samples(left, sampler.num_replicas, sampler.rank))
 
 
-class ScheduledOrder(IndexedOrder):
-    """A ``DataLoader`` with a :class:`~composer.distributed.ScheduledBatchSampler`."""
-
-    is_scheduled = True
-
-    def rewind(self, clock: Timestamp, saved: SavedPlace | None = None) -> None:
-        """Set the clock at the start of the epoch, on which the sizes of its batches depend."""
-        super().rewind(clock, saved)
-        now, batches, samples = clock.counts, 0, 0
-        if saved is not None:
-            batches, samples = now.batch_in_epoch, now.sample_in_epoch
-            # The data was given within the epoch, in place of other data, which had the batches before.
-            if saved.place < batches and saved.num_samples is not None:
-                batches, samples = saved.place, saved.num_samples
-        self._sampler.begin_epoch(Timestamp(epoch=now.epoch, batch=now.batch - batches, sample=now.sample - samples))
-
-    def fingerprint(self, place: int) -> str:
-        """Return the number of samples up to a place, which other sizes would change."""
-        return str(self._sampler.num_samples(place))
-
-
 class StreamOrder(_CopiedOrder):
     """A ``DataLoader`` of an ``IterableDataset``, which is iterated over from its beginning.
 
@@ -346,14 +317,14 @@ class StreamOrder(_CopiedOrder):
 
 # A sampler without a length, or with at least this one, is treated as endless: its order cannot be drawn in advance.
 _ENDLESS = 2**62
-_DIGEST_BYTES = DIGEST_DIGITS // 2
+_DIGEST_BYTES = 8  # short, as a digest is computed for each key of an epoch
 
 
 def _is_known(sampler: Any) -> bool:
     """Return whether a sampler is of torch or of this library: its length is exact, and a copy draws its order."""
     if type(sampler) is BatchSampler:
         return _is_known(sampler.sampler)
-    return type(sampler) in (*samplers.ORDERED_BY_SEED, ScheduledBatchSampler)
+    return type(sampler) in samplers.ORDERED_BY_SEED
 
 
 def _generators_of(sampler: Any) -> list[torch.Generator]:

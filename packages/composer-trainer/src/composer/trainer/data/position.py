@@ -201,14 +201,11 @@ class PlaceReader:
 
     def __init__(self, spec: DataSpec, order: DataOrder) -> None:
         self._order = order
-        self.sizes = ({} if spec.length is None or order.is_scheduled else {"batches": spec.length}) | order.sizes()
+        self.sizes = ({} if spec.length is None else {"batches": spec.length}) | order.sizes()
 
     def is_of_same_order(self, saved: SavedPlace) -> bool:
         """Return whether a saved place is one in this data for any number of processes, and the order is the same."""
         samples = saved.sizes.get("samples")
-        if self._order.is_scheduled:
-            is_same = saved.global_batch_size is None and samples == self.sizes.get("samples")
-            return is_same and (saved.is_over or saved.order in (None, self._order.fingerprint(saved.place)))
         is_shared = None not in (saved.global_batch_size, self._order.global_batch_size, samples)
         return is_shared and samples == self.sizes.get("samples")
 
@@ -224,8 +221,7 @@ class PlaceReader:
         done = self.place_here(saved) // self._order.place_distance
         # The same data may have had more batches than its length.
         most = position.max_batches if saved.sizes.get("batches") == self.sizes.get("batches") else length
-        # That of scheduled batches depends on the clock, which is not loaded yet.
-        if most is None or done <= most or self._order.is_scheduled or self.is_of_same_order(saved):
+        if most is None or done <= most or self.is_of_same_order(saved):
             return []
         problem = f"data: {done} batches of the epoch were done, and train_dataloader has {length}."
         return [f"{problem} Is it the same data, with the same batch size?"]
@@ -253,7 +249,6 @@ class PlaceReader:
             warnings.warn(
                 "train_dataloader's sampler gives another order than before the run stopped, so some samples are "
                 "repeated and others skipped. Let it draw from the global generators of torch, NumPy or Python or from "
-                "one that is its attribute, or give it state_dict() and load_state_dict(). A ScheduledBatchSampler "
-                "needs the same sizes up to this place.",
+                "one that is its attribute, or give it state_dict() and load_state_dict().",
                 stacklevel=3,
             )

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from composer.core import DataSpec, State, SupportsTraining, Time, TimeUnit, ensure_data_spec
 from composer.core.checks import is_flag, is_string, is_subset
-from composer.distributed import ScheduledBatchSampler
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.samplers import split_data
 from composer.trainer.data.batches import Batches
@@ -31,8 +30,8 @@ class TrainingData:
     """The data to train on, and the current position in it.
 
     The Trainer calls :meth:`install` when it is constructed. A call of ``fit`` changes nothing if an argument of it is
-    rejected, so it works on a copy, in this order: :meth:`changed` returns the copy, :meth:`check_end` and
-    :meth:`check_sizes` check it, :meth:`prepare` creates its batches, and :meth:`take` makes it the data in use.
+    rejected, so it works on a copy, in this order: :meth:`changed` returns the copy, :meth:`check_end`
+    checks it, :meth:`prepare` creates its batches, and :meth:`take` makes it the data in use.
 
     Args:
         train_dataloader: The loader; None if not given yet.
@@ -62,12 +61,6 @@ class TrainingData:
                 f"train_dataloader is endless, so an epoch of max_duration='{duration}' would never end. Give the "
                 "length in batches (max_duration='1000ba'), or that of an epoch (train_subset_num_batches=100)."
             )
-
-    def check_sizes(self, duration: Time | None) -> None:
-        """Raise a ValueError if sizes of batches change after the end of the training; None if it may continue."""
-        sampler = None if self.spec is None else getattr(self.spec.dataloader, "batch_sampler", None)
-        if isinstance(sampler, ScheduledBatchSampler) and duration is not None:
-            sampler.check_end(duration)
 
     def install(self, state: State) -> None:
         """Make this the training data of a state, from the epoch of its timestamp on."""
@@ -99,7 +92,6 @@ class TrainingData:
                 seed=state.rank_zero_seed,
                 epoch=int(state.timestamp.epoch),
                 spin=self.spin,
-                clock=lambda: state.timestamp,
             )
         self.batches.agree()
 

@@ -96,7 +96,6 @@ class Assembly:
         if isinstance(getattr(model, "logger", 0), Logger | None):
             model.logger = self.logger  # type: ignore[assignment]  # no parameter or module
         self._data.install(self.state)
-        self._data.check_sizes(self.state.max_duration)
         self._schedule.check_phases(copy.copy(self.state), self.state.max_duration)
         self._evaluations.install(self.state)
         self._resume_state = ResumeState(self.state, self._data, self.logger, settings.given()["seed"])

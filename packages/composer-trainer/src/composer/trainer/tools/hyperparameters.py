@@ -20,7 +20,7 @@ from composer.core.checks import describe
 from composer.core.components import by_key
 from composer.core.planning import component_keys
 from composer.core.secrets import hide_secrets
-from composer.distributed import ScheduledBatchSampler, get_local_world_size, get_world_size
+from composer.distributed import get_local_world_size, get_world_size
 
 _DESCRIBED = frozenset(
     {"model", "train_dataloader", "eval_dataloader", "algorithms", "callbacks", "loggers", "optimizers", "schedulers"}
@@ -201,9 +201,6 @@ def _loader(loader: Any) -> dict[str, Any] | None:
     settings = {name: getattr(loader, name, None) for name in ("batch_size", "num_workers", "drop_last")}
     found: dict[str, Any] = {"class": type(loader).__name__}
     found |= {key: value for key, value in settings.items() if isinstance(value, int)}
-    sampler = getattr(loader, "batch_sampler", None)
-    if isinstance(sampler, ScheduledBatchSampler):
-        found["batch_sizes"] = {str(time): size for time, size in sampler.sizes.items()}
     return found
 
 
