@@ -9,7 +9,7 @@ from ignite.engine import create_supervised_trainer
 from torch.nn.functional import cross_entropy
 from transformers import TrainingArguments
 
-from composer.algorithms import EMA, CutMix, LabelSmoothing, MixUp
+from composer.algorithms import EMA, LabelSmoothing, MixUp
 from composer.integrations.accelerate import accelerate_algorithms
 from composer.integrations.ignite import attach_algorithms
 from composer.integrations.transformers import ComposerTrainer
@@ -32,11 +32,6 @@ def _new_state():
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-
-
-def own_loss(outputs, _):
-    """The loss that the model has computed in its forward pass, for the labels of the batch."""
-    return outputs["loss"]
 
 
 def loss_of_labels(outputs, labels):
@@ -123,16 +118,3 @@ def test_forward_passes(host, make, tmp_path):
     model.vit.register_forward_hook(lambda *_: calls.append(1))
     host(model, make(), loss_of_labels, tmp_path)
     assert len(calls) == STEPS
-
-
-@pytest.mark.parametrize("host", OF_USERS.values(), ids=OF_USERS)
-@pytest.mark.parametrize(
-    "make",
-    [lambda: LabelSmoothing(0.1), MixUp, CutMix, lambda: MixUp(interpolate_loss=True)],
-    ids=["LabelSmoothing", "MixUp", "CutMix", "MixUp of losses"],
-)
-def test_loss_of_the_forward_pass(host, make, tmp_path):
-    """A loss that the model has computed for the former labels is an error that states what to write."""
-    with pytest.raises(ValueError, match=r"instead of outputs\.loss write cross_entropy\(outputs\.logits"):
-        host(CASE.make_model(), make(), own_loss, tmp_path)
-    host(CASE.make_model(), EMA("2ba"), own_loss, tmp_path)

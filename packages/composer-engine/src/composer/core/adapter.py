@@ -24,7 +24,6 @@ from composer.core.precision import Precision
 from composer.core.state import State
 from composer.core.step import Step, total_of
 from composer.core.time import TimeUnit
-from composer.functional.nested import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -307,8 +306,6 @@ class Adapter:
         self._checks_packing = has_packed_rows(self.state.train_dataloader) and (
             "input_ids" in inspect.signature(self.state.model.forward).parameters
         )
-        if self.needs_outputs:
-            _check_first_loss(self.state, self.serves.host)
 
     def _begin_step(self) -> None:
         """Begin a step with the optimizers of the training; one that an error has ended or a load replaces is lost."""
@@ -514,63 +511,3 @@ def _describe_keys(batch: Batch) -> str:
         return text
     samples, targets = (repr(key) if (key := usual_key(batch, place)) in batch else "not found" for place in (0, 1))
     return f"{text} Its samples (input_key=0) are {samples}, its targets (target_key=1) {targets}."
-
-
-def _check_first_loss(state: State, host: str) -> None:
-    """Let the first loss for targets that algorithms have changed raise, if the forward pass has computed it before.
-
-    Args:
-        state: The state, whose functions for outputs and loss are replaced until then.
-        host: The name of the host, for the error.
-    """
-    functions = state.forward, state.loss_function
-    forward, loss = state.forward or state.model, state.loss_function or state.model.loss
-    seen: Batch = None
-
-    def compute_outputs(batch: Batch) -> Any:
-        nonlocal seen
-        seen = batch
-        return forward(batch)
-
-    def compute_loss(outputs: Any, batch: Batch, **options: Any) -> Any:
-        result = loss(outputs, batch, **options)
-        if not _is_changed(batch, seen):
-            return result
-        state.forward, state.loss_function = functions
-        if _may_be_in(outputs, result) and torch.equal(total_of(result), total_of(loss(outputs, seen, **options))):
-            raise ValueError(
-                f"The loss in {host} must be computed from the targets of the batch, which an algorithm has changed "
-                "after the forward pass, but it is the loss that the model has computed there, for the former targets. "
-                "Compute it from outputs and targets: instead of outputs.loss write cross_entropy(outputs.logits, "
-                "batch['labels'])."
-            )
-        return result
-
-    state.forward, state.loss_function = compute_outputs, compute_loss
-
-
-def _is_changed(batch: Batch, seen: Batch) -> bool:
-    """Return whether algorithms have changed tensors of a batch to other values."""
-
-    def differs(new: Any, old: Any) -> bool:
-        if new is old or not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)):
-            return False
-        if new.is_floating_point() and not old.is_floating_point():
-            return bool(((new != 0) & (new != 1)).any())  # otherwise they may be the same classes
-        return not torch.equal(new, old)
-
-    return any(map(differs, leaves(batch), leaves(seen)))
-
-
-def _may_be_in(outputs: Any, loss: Any) -> bool:
-    """Return whether a loss depends on a tensor of one number in the outputs, which may be a loss itself."""
-    if not isinstance(outputs, (Mapping, list, tuple, torch.Tensor)):
-        outputs = getattr(outputs, "__dict__", {})
-    losses = {leaf.grad_fn for leaf in leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.numel() == 1} - {None}
-    visited, waiting = set[Any](), [total_of(loss).grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in visited:
-            visited.add(node)
-            waiting += [source for source, _ in node.next_functions]
-    return not losses.isdisjoint(visited)
