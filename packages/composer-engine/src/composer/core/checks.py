@@ -103,6 +103,17 @@ def one_of(*choices: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     return by_name(checks.check_choice, *choices)
 
 
+def own_arguments(kind: Any, arguments: Mapping[str, Any], *, without_none: bool = False) -> dict[str, Any]:
+    """Return those of some arguments, by name, that a class of attrs declares.
+
+    Example:
+        >>> own_arguments(attrs.make_class("Average", ["_count"]), {"count": 3, "decay": 0.5})
+        {'count': 3}
+    """
+    own = {field.alias or field.name for field in attrs.fields(kind) if field.init}
+    return {name: one for name, one in arguments.items() if name in own and not (without_none and one is None)}
+
+
 def as_list(given: T | Iterable[T] | None) -> list[T]:
     """Return one or several as a list.
 

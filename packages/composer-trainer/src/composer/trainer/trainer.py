@@ -25,11 +25,10 @@ from composer.core import (
 from composer.distributed.failures import explaining_loss
 from composer.export.inference import Transform, export_for_inference
 from composer.functional.checks import check_flags, check_subset
-from composer.trainer.data.settings import TrainingData, check_trainable
+from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import (
     EvalData,
     EvalInterval,
-    Evaluations,
     Loader,
     batch_to_export,
     check_can_be_evaluated,
@@ -44,11 +43,10 @@ from composer.trainer.loop import train
 from composer.trainer.optimization import Optimization, change_precision, check_precision, warn_of_default_optimizer
 from composer.trainer.result import FitResult, reason_of_end
 from composer.trainer.run import Run
-from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, cooled_down, scaled_lengths
+from composer.trainer.schedules import SchedulerLike, check_optimizers_of, cooled_down, scaled_lengths
 from composer.trainer.settings.assembly import Assembly, check_same_run
-from composer.trainer.settings.checkpoints import Loading, Saving
-from composer.trainer.settings.compute import Compute, choose_precision
-from composer.trainer.settings.groups import Components, Console, Identity, Problems, Processes, Settings
+from composer.trainer.settings.compute import choose_precision
+from composer.trainer.settings.groups import Settings
 from composer.trainer.stopping import StopSignals
 from composer.trainer.tools.dry_run import check_dry_run, dry_run_settings, short_evaluators
 from composer.trainer.tools.environment import warn_of_mosaicml
@@ -157,8 +155,7 @@ class Trainer(Assembly):
 
     Raises:
         TypeError: An argument is of the wrong kind. Flags accept only True and False.
-        ValueError: A value is out of range, two algorithms cannot work together, or the device does not exist. Where
-            several arguments are wrong, all are reported.
+        ValueError: A value is out of range, two algorithms cannot work together, or the device does not exist.
 
     Example:
         >>> import torch
@@ -237,60 +234,8 @@ class Trainer(Assembly):
         fast_dev_run: int = 0,
     ) -> None:
         warn_of_mosaicml()
-        problems = Problems(Trainer.__init__)
-        collect = problems.collect
-        settings = Settings(
-            collect(Components, model, algorithms, algorithm_passes, optimizers, callbacks, loggers, profiler),
-            collect(TrainingData, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders),
-            collect(TrainingSchedule, max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch),
-            collect(Evaluations, eval_dataloader, eval_interval, eval_subset_num_batches),
-            collect(Identity, run_name, seed),
-            collect(
-                Console,
-                progress_bar=progress_bar,
-                log_to_console=log_to_console,
-                console_stream=console_stream,
-                console_log_interval=console_log_interval,
-                log_traces=log_traces,
-                auto_log_hparams=auto_log_hparams,
-                python_log_level=python_log_level,
-            ),
-            collect(
-                Loading,
-                load_path=load_path,
-                load_weights_only=load_weights_only,
-                load_strict_model_weights=load_strict_model_weights,
-                load_ignore_keys=load_ignore_keys,
-                load_exclude_algorithms=load_exclude_algorithms,
-                autoresume=autoresume,
-            ),
-            collect(
-                Saving,
-                save_folder=save_folder,
-                save_filename=save_filename,
-                save_latest_filename=save_latest_filename,
-                save_overwrite=save_overwrite,
-                save_interval=save_interval,
-                save_weights_only=save_weights_only,
-                save_ignore_keys=save_ignore_keys,
-                save_num_checkpoints_to_keep=save_num_checkpoints_to_keep,
-                save_best=save_best,
-                save_metrics=save_metrics,
-            ),
-            collect(
-                Compute,
-                device=device,
-                precision=precision,
-                precision_config=precision_config,
-                device_train_microbatch_size=device_train_microbatch_size,
-                accumulate_train_batch_on_tokens=accumulate_train_batch_on_tokens,
-                deterministic_mode=deterministic_mode,
-                compile_config=compile_config,
-            ),
-            collect(Processes, parallelism_config, dist_timeout, ddp_sync_strategy),
-        )
-        self._dry_run = collect(check_dry_run, fast_dev_run)
-        settings.check_groups(problems)
+        settings = Settings.of(dict(locals()))
+        self._dry_run = check_dry_run(fast_dev_run)
         settings = dry_run_settings(settings, self._dry_run) if self._dry_run else settings
         super().__init__(settings, given_arguments(Trainer.__init__, settings.given()))
 
@@ -360,6 +305,7 @@ class Trainer(Assembly):
         if self._dry_run:
             train_subset_num_batches = self._dry_run
             eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
+        given = dict(locals())
         # 1. All checks, so that a call which raises an error changes nothing.
         check_trainable(state.model)
         if self._has_default_optimizer:
@@ -370,8 +316,7 @@ class Trainer(Assembly):
         part, length = scaled_lengths(duration, cooldown, scale_schedule_ratio)
         training = self._schedule.changed(part, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         check_optimizers_of(training.schedulers, state.optimizers)
-        data = self._data.changed(train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
-        evaluations = self._evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)
+        data, evaluations = self._data.changed(given), self._evaluations.with_changes(given)
         check_labels(evaluations.evaluators, data.label)
         start, begun = copy.copy(state), self._resume_state.cooldown  # the run as the training finds it
         if reset_time:

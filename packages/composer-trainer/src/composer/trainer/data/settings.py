@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from composer.core import DataSpec, State, SupportsTraining, Time, TimeUnit, ensure_data_spec
-from composer.core.checks import is_flag, is_string, is_subset
+from composer.core.checks import is_flag, is_string, is_subset, own_arguments
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.samplers import split_data
 from composer.trainer.data.batches import Batches
@@ -111,18 +111,14 @@ class TrainingData:
         state.train_dataloader = spec
         state.set_dataloader(spec.dataloader, self.label, self.batches.position.length)
 
-    def changed(
-        self, loader: DataSpec | Iterable[Any] | None, label: str | None, subset: int | None, spin: bool | None
-    ) -> TrainingData:
-        """Return a copy with the arguments that are not None, for :meth:`take`.
+    def changed(self, given: Mapping[str, Any]) -> TrainingData:
+        """Return a copy with its arguments among those of ``fit`` that are not None, for :meth:`take`.
 
         Raises:
-            TypeError: ``loader`` cannot be iterated over.
+            TypeError: ``train_dataloader`` cannot be iterated over.
             ValueError: There is no training data, or an argument is out of range.
         """
-        given: dict[str, Any] = {"dataloader": loader, "dataloader_label": label, "subset_num_batches": subset}
-        new = {f"train_{name}": one for name, one in given.items() if one is not None}
-        changed = attrs.evolve(self, **new, spin_dataloaders=self.spin if spin is None else spin)
+        changed = attrs.evolve(self, **own_arguments(TrainingData, given, without_none=True))
         if changed.spec is None:
             raise ValueError("There is nothing to train on: give train_dataloader to the Trainer or to fit().")
         return changed

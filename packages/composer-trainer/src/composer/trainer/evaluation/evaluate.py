@@ -15,7 +15,7 @@ import fnmatch
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -35,7 +35,7 @@ from composer.core import (
     evaluation_weights,
     get_precision_context,
 )
-from composer.core.checks import is_subset
+from composer.core.checks import is_subset, own_arguments
 from composer.core.data_spec import batch_get, move_batch, note_batch
 from composer.core.evaluator import evaluation_mode, nearest_metric
 from composer.core.randomness import preserve_rng_state
@@ -104,16 +104,15 @@ class Evaluations:
             for evaluator in ([] if self.data is None else to_evaluators(self.data))
         ]
 
-    def with_changes(self, data: EvalData | None, interval: EvalInterval | None, subset: int | None) -> Evaluations:
-        """Return a copy with the arguments that are not None, or this without any.
+    def with_changes(self, given: Mapping[str, Any]) -> Evaluations:
+        """Return a copy with its arguments among those of ``fit`` that are not None, or this without any.
 
         Raises:
             ValueError: An interval is given without data to evaluate on.
         """
-        if data is None and interval is not None and self.data is None:
+        new = own_arguments(Evaluations, given, without_none=True)
+        if "eval_interval" in new and "eval_dataloader" not in new and self.data is None:
             raise ValueError("eval_interval is given without data to evaluate on: give eval_dataloader, too.")
-        given: dict[str, Any] = {"eval_dataloader": data, "eval_interval": interval, "eval_subset_num_batches": subset}
-        new = {name: value for name, value in given.items() if value is not None}
         return attrs.evolve(self, **new) if new else self
 
     def labels(self) -> list[str]:

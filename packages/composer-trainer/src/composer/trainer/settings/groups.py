@@ -1,14 +1,16 @@
-"""The arguments of a trainer in groups: each checks its own, and :class:`Settings` that none contradicts another."""
+"""The arguments of a trainer in groups: each checks its own, and :class:`Settings` that none contradicts another.
+
+The signature of the trainer declares each argument, and the field of its name in a group is the place of its use.
+"""
 
 from __future__ import annotations
 
 import datetime
-import inspect
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
 import attrs
 from attrs.validators import optional
@@ -18,7 +20,7 @@ from torch.optim import Optimizer
 from composer.checkpoint.contents import reject_fsdp1
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Algorithm, AlgorithmPass, Callback, Interval, LoggerDestination, State, Time
-from composer.core.checks import as_list, by_name, check_run_name, is_flag, is_string
+from composer.core.checks import as_list, by_name, check_run_name, is_flag, is_string, own_arguments
 from composer.distributed import (
     Parallelism,
     check_timeout,
@@ -35,93 +37,9 @@ from composer.trainer.evaluation.evaluate import Evaluations, check_can_be_evalu
 from composer.trainer.optimization import check_optimizers, make_scaler
 from composer.trainer.reproducibility import choose_seed, seed_all
 from composer.trainer.schedules import TrainingSchedule, check_optimizers_of
+from composer.trainer.settings.checkpoints import Loading, Saving
+from composer.trainer.settings.compute import Compute
 from composer.trainer.tools.components import check_components
-
-if TYPE_CHECKING:
-    from composer.trainer.settings.checkpoints import Loading, Saving
-    from composer.trainer.settings.compute import Compute
-
-P = ParamSpec("P")
-T = TypeVar("T")
-_INVALID = (TypeError, ValueError, ImportError, NotImplementedError)
-
-
-class ArgumentsError(ValueError, TypeError):
-    """Several arguments are invalid.
-
-    Args:
-        problems: The errors; also the attribute ``problems``.
-
-    Example:
-        >>> print(ArgumentsError([ValueError("a must be 1, got 2."), TypeError("b must be a number.")]))
-        2 arguments are wrong:
-        - a must be 1, got 2.
-        - b must be a number.
-    """
-
-    def __init__(self, problems: Sequence[Exception]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n- ".join([f"{len(problems)} arguments are wrong:", *map(str, problems)]))
-
-
-class Problems:
-    """Collects the errors of invalid arguments, so that all are reported.
-
-    Args:
-        function: The function with the arguments. After an error of some of them, those that remain are checked with
-            its defaults in place of the one that has caused the error.
-
-    Example:
-        >>> problems = Problems()
-        >>> problems.collect(int, "one")
-        >>> problems.check()
-        Traceback (most recent call last):
-        ValueError: invalid literal for int() with base 10: 'one'
-    """
-
-    def __init__(self, function: Callable[..., object] | None = None) -> None:
-        self.found: list[Exception] = []
-        self._function = function
-
-    def collect(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function and return its result; if it raises an error about an argument, record it.
-
-        The result is then None, and :meth:`check` raises before it is used.
-        """
-        try:
-            return function(*args, **kwargs)
-        except _INVALID as error:
-            self.found.append(error)
-            if self._function is not None:
-                arguments = inspect.signature(function).bind(*args, **kwargs).arguments
-                self._collect_others(function, arguments, inspect.signature(self._function).parameters, error)
-        return cast("T", None)
-
-    def _collect_others(
-        self,
-        function: Callable[..., object],
-        arguments: Mapping[str, Any],
-        parameters: Mapping[str, inspect.Parameter],
-        error: Exception,
-    ) -> None:
-        defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
-        for name in [name for name in arguments if name in defaults]:
-            changed = {**arguments, name: defaults[name]}
-            try:
-                function(**changed)
-            except _INVALID as other:
-                if str(other) == str(error):
-                    continue  # another argument has caused it
-                self.found.append(other)
-                self._collect_others(function, changed, parameters, other)
-            return
-
-    def check(self) -> None:
-        """Raise the recorded errors: a single one as it is, several as an :class:`ArgumentsError`."""
-        if len(self.found) == 1:
-            raise self.found[0]
-        if self.found:
-            raise ArgumentsError(self.found)
 
 
 def _check_profiler(name: str, profiler: object) -> None:
@@ -254,6 +172,15 @@ class Settings:
     compute: Compute
     processes: Processes
 
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Settings:
+        """Return the settings with the arguments of the constructor by name, of which each group has its own."""
+        groups: tuple[Any, ...] = (
+            Components, TrainingData, TrainingSchedule, Evaluations, Identity, Console, Loading, Saving, Compute,
+            Processes,
+        )  # fmt: skip
+        return cls(*[group(**own_arguments(group, arguments)) for group in groups])
+
     def given(self) -> dict[str, Any]:
         """Return the arguments by their names in the constructor of the trainer."""
         groups = attrs.asdict(self, recurse=False).values()
@@ -264,13 +191,6 @@ class Settings:
             if field.init
         }
 
-    def check_groups(self, problems: Problems) -> None:
-        """Raise the errors of the groups, in place of which there is None here, and with them that of ``save_best``."""
-        if problems.found and self.components and self.evaluations and self.saving:
-            model, labels = self.components.model, self.evaluations.labels()
-            problems.collect(self.saving.make_savers, model, labels, autoresume=False)
-        problems.check()
-
     def check(self) -> tuple[Sequence[Callback], Sequence[LoggerDestination]]:
         """Return the callbacks that save checkpoints and the displays in the terminal, if all arguments fit together.
 
@@ -278,30 +198,26 @@ class Settings:
             TypeError: An argument is of the wrong kind.
             ValueError: Two arguments contradict each other.
         """
-        problems = Problems()
-        collect = problems.collect
         model, parallel, labels = self.components.model, self.processes.parallel, self.evaluations.labels()
         optimizers, callbacks = as_list(self.components.optimizers), as_list(self.components.callbacks)
         for argument in ("algorithms", "callbacks", "loggers"):
-            collect(check_components, argument, getattr(self.components, argument))
+            check_components(argument, getattr(self.components, argument))
         if self.data.spec is not None:
-            collect(check_trainable, model)
-            collect(self.data.check_end, self.schedule.max_duration)
+            check_trainable(model)
+            self.data.check_end(self.schedule.max_duration)
         if labels:
-            collect(check_can_be_evaluated, model)
-        savers = collect(self.saving.make_savers, model, labels, autoresume=self.loading.autoresume)
+            check_can_be_evaluated(model)
+        savers = self.saving.make_savers(model, labels, autoresume=self.loading.autoresume)
         if savers or self.loading.is_given() or any(isinstance(one, CheckpointSaver) for one in callbacks):
-            collect(reject_fsdp1, model)
-        collect(self.loading.check, self.saving.save_folder, has_name=self.identity.found_name is not None)
-        collect(parallel.config.check_microbatch_size, self.compute.microbatch_size)
-        collect(parallel.config.check_has_data, model)
-        collect(parallel.config.check_device, self.compute.device)
-        displays = collect(self.console.make_displays)
+            reject_fsdp1(model)
+        self.loading.check(self.saving.save_folder, has_name=self.identity.found_name is not None)
+        parallel.config.check_microbatch_size(self.compute.microbatch_size)
+        parallel.config.check_has_data(model)
+        parallel.config.check_device(self.compute.device)
+        displays = self.console.make_displays()
         if self.components.optimizers is not None:
-            collect(check_optimizers, model, optimizers)
-        if not problems.found:
-            collect(check_optimizers_of, self.schedule.schedulers, optimizers)
-        problems.check()
+            check_optimizers(model, optimizers)
+        check_optimizers_of(self.schedule.schedulers, optimizers)
         return savers, displays
 
     def make_state(self) -> State:
