@@ -1,8 +1,6 @@
 """Remote folders: a local S3 server, and memory."""
 
 import _thread
-import contextlib
-import io
 
 import fsspec
 import pytest
@@ -14,7 +12,6 @@ from composer.checkpoint import (
     find_checkpoints,
     load_checkpoint,
     newest_checkpoint,
-    remote,
     save_checkpoint,
     show_checkpoint,
     verify_checkpoint,
@@ -233,25 +230,14 @@ class TestFailures:
 
     def test_parts_are_hashed_again(self, url, monkeypatch):
         """The checksums are those of the upload that succeeds, after one that fails before its last bytes."""
-        monkeypatch.setattr(remote, "_CHUNK", 4)
-        open_once, failures = RemoteFolder._files, [ConnectionError("reset")]
+        put_once, failures = RemoteFolder._put, [ConnectionError("reset")]
 
-        class Files:
-            def __init__(self, files):
-                self.files = files
+        def fail_once(folder, path, pieces):
+            put_once(folder, path, pieces if not failures else [*pieces][:1])
+            if failures:
+                raise failures.pop()
 
-            @contextlib.contextmanager
-            def open(self, path, mode):
-                with self.files.open(path, mode) as file:
-                    yield file
-                    if failures:
-                        raise failures.pop()
-
-        def fail_once(folder):
-            files, root = open_once(folder)
-            return Files(files), root
-
-        monkeypatch.setattr(RemoteFolder, "_files", fail_once)
+        monkeypatch.setattr(RemoteFolder, "_put", fail_once)
         content = Content([memoryview(b"header"), memoryview(b"parts")])
         RemoteFolder(url, wait=0.001).put("one", "one", "model.safetensors", content)
         monkeypatch.undo()
@@ -261,46 +247,34 @@ class TestFailures:
             assert file.read() == b"headerparts"
         assert (content.record.size, content.record.xxh3_128) == (11, xxhash.xxh3_128_hexdigest(b"headerparts"))
 
-    @pytest.mark.parametrize("closes", [True, False], ids=["", "cannot be closed"])
-    def test_file_is_closed_after_a_failed_read(self, closes):
-        """A file from which a read has failed is closed before the next try opens it again."""
-        files = fsspec.filesystem("memory")
-        files.store.clear()
-        put("memory://runs/one/state.json", b"content")
-        failures, opened = [ConnectionError("reset")], []
+    def test_download_is_tried_again(self, runs, url, monkeypatch):
+        """A download that fails is repeated, and nothing of it is left on the disk."""
+        path = save_checkpoint(runs.make(), f"{url}/one")
+        get_once, folders = RemoteFolder._get, []
 
-        class File(io.BytesIO):
-            def read(self, size=-1):
-                if failures:
-                    raise failures.pop()
-                return super().read(size)
+        def fail_once(folder, path, local):
+            get_once(folder, path, local)
+            folders.append(local.parent)
+            if len(folders) == 1:
+                raise ConnectionError("reset")
 
-            def close(self):
-                super().close()
-                if not closes:
-                    raise ConnectionError("closed before")
+        monkeypatch.setattr(RemoteFolder, "_get", fail_once)
 
-        class Failing(type(files)):
-            protocol = "failing"
-            store = files.store
+        assert verify_checkpoint(path).run_name == "blur"
+        assert len(folders) > 2
+        assert not any(folder.exists() for folder in folders)
 
-            @classmethod
-            def _strip_protocol(cls, path):
-                return super()._strip_protocol(path.removeprefix("failing:/"))
+    def test_upload_is_complete_or_absent(self, runs, url, monkeypatch):
+        """A file is uploaded after it is written completely, so that an error before that uploads nothing of it."""
 
-            def open(self, path, mode, **_):
-                opened.append(File(super().cat_file(path)))
-                return opened[-1]
+        def pieces():
+            yield memoryview(b"header")
+            raise RuntimeError("no more")
 
-        fsspec.register_implementation("failing", Failing, clobber=True)
-        memory = memoryview(bytearray(7))
-        reader = RemoteFolder("failing://runs", wait=0.001).reader("one", "state.json")
-        with contextlib.suppress(ConnectionError), reader as read:  # the last file raises one, too
-            read(0, memory)
-            closed = [file.closed for file in opened]
+        with pytest.raises(CheckpointSaveError, match="no more"):
+            RemoteFolder(url, tries=1).put("one", "one", "model.safetensors", pieces())
 
-        assert bytes(memory) == b"content"
-        assert closed == [True, False]
+        assert names(f"{url}/one") == []
 
     @pytest.mark.parametrize("call", ["names", "get_latest", "exists"])
     def test_connecting_is_tried_again(self, call):

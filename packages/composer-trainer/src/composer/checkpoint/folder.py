@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -214,6 +215,27 @@ class Content:
         if size % BLOCK_BYTES:
             blocks.append(block.hexdigest())
         self.record, self.blocks = FileRecord(size, file.hexdigest()), "".join(blocks)
+
+
+def read_into(source: RawIOBase, path: object, position: int, memory: memoryview) -> None:
+    """Fill memory with the bytes at a position of an open file, whose path is for the error.
+
+    Raises:
+        CheckpointError: The file ends before.
+
+    Example:
+        >>> import io
+        >>> content = bytearray(3)
+        >>> read_into(io.BytesIO(b"header"), "state.json", 1, memoryview(content))
+        >>> content
+        bytearray(b'ead')
+    """
+    source.seek(position)
+    while memory:
+        count = source.readinto(memory)
+        if not count:
+            raise CheckpointError(path, "has been changed while it was read: it ends before that.")
+        memory = memory[count:]
 
 
 def write_json(data: Any, *, sort: bool = True) -> bytes:

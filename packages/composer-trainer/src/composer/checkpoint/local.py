@@ -23,6 +23,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +39,7 @@ from composer.checkpoint.folder import (
     ReadInto,
     is_remote,
     local_path,
+    read_into,
 )
 from composer.checkpoint.remote import RemoteFolder
 
@@ -133,17 +135,8 @@ class LocalFolder(Folder):
     def reader(self, name: str, file: str) -> Iterator[ReadInto]:
         """Open a file of a checkpoint, and yield a function that fills memory with the bytes at a position."""
         path = self._place(name) / file
-
-        def read(position: int, memory: memoryview) -> None:
-            source.seek(position)
-            while memory:
-                count = source.readinto(memory)
-                if not count:
-                    raise CheckpointError(path, "has been changed while it was read: it ends before that.")
-                memory = memory[count:]
-
         with _reading(path), open(path, "rb", buffering=0, opener=_without_links) as source:
-            yield read
+            yield partial(read_into, source, path)
 
     def begin(self, name: str) -> str:
         """Create a temporary folder for the files of a new checkpoint, and return its name."""

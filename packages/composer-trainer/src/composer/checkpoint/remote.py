@@ -1,21 +1,26 @@
 """Checkpoints in remote folders, through fsspec: ``s3://``, ``gs://``, ``memory://`` and its other protocols.
 
-Such folders have no rename and no lock. The draft is the checkpoint's own folder, and without a manifest, which is
-written last and deleted first, it is none. Operations that fail are tried again, as a connection may be interrupted.
+Each file is written to a local temporary file and uploaded when it is complete, and downloaded to one before it is
+read. Such folders have no rename and no lock. The draft is the checkpoint's own folder, and without a manifest, which
+is uploaded last and deleted first, it is none. Operations that fail are tried again, as a connection may be
+interrupted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.folder import MANIFEST, Folder, Manifest, ReadInto, foreign_files
+from composer.checkpoint.folder import MANIFEST, Folder, Manifest, ReadInto, foreign_files, read_into
 from composer.core.secrets import without_secret_urls
 
 _CHUNK = 8 << 20
@@ -117,30 +122,17 @@ class RemoteFolder(Folder):
 
     @contextlib.contextmanager
     def reader(self, name: str, file: str) -> Iterator[ReadInto]:
-        """Open a file of a checkpoint, and yield a function that fills memory with the bytes at a position."""
+        """Download a file of a checkpoint, and yield a function that fills memory with the bytes at a position."""
         path = f"{self.at(name)}/{file}"
-        sources: list[Any] = []
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder, file)
+            self._read(path, partial(self._get, f"{name}/{file}", local))
+            with local.open("rb", buffering=0) as source:
+                yield partial(read_into, source, path)
 
-        def fill(position: int, memory: memoryview) -> None:
-            if not sources:
-                files, root = self._files()
-                sources.append(files.open(f"{root}/{name}/{file}", "rb", block_size=_CHUNK))
-            try:
-                sources[0].seek(position)
-                content = sources[0].read(len(memory))
-            except Exception:
-                with contextlib.suppress(Exception):  # the connection may be lost
-                    sources.pop().close()  # opened again by the next try
-                raise
-            if len(content) != len(memory):
-                raise CheckpointError(path, "has been changed while it was read: it ends before that.")
-            memory[:] = content
-
-        try:
-            yield lambda position, memory: self._read(path, partial(fill, position, memory))
-        finally:
-            for source in sources:
-                source.close()
+    def _get(self, path: str, local: Path) -> None:
+        files, root = self._files()
+        files.get_file(f"{root}/{path}", str(local))
 
     def begin(self, name: str) -> str:
         """Return the name of the new checkpoint, after deleting one that has the name."""
@@ -149,7 +141,7 @@ class RemoteFolder(Folder):
         return name
 
     def put(self, name: str, draft: str, file: str, content: Iterable[memoryview]) -> None:
-        """Upload a file of a checkpoint, in any process."""
+        """Write a file of a checkpoint to a temporary one, and upload that, in any process."""
         self._write(name, partial(self._put, f"{draft}/{file}", content))
 
     def commit(self, name: str, draft: str, manifest: Manifest) -> None:
@@ -167,14 +159,11 @@ class RemoteFolder(Folder):
 
     def _put(self, path: str, pieces: Iterable[memoryview]) -> None:
         files, root = self._files()
-        with files.open(f"{root}/{path}", "wb") as file:
-            pending = bytearray()  # a store may have a limit for the number of writes
-            for piece in pieces:
-                pending += piece
-                if len(pending) >= _CHUNK:
-                    file.write(bytes(pending))
-                    pending.clear()
-            file.write(bytes(pending))
+        with tempfile.TemporaryFile() as local:
+            local.writelines(pieces)
+            local.seek(0)
+            with files.open(f"{root}/{path}", "wb") as file:  # put_file would leave empty folders in some systems
+                shutil.copyfileobj(local, file, _CHUNK)
 
     def delete(self, name: str) -> None:
         """Delete a checkpoint, its manifest first."""
