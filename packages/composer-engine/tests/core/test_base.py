@@ -62,7 +62,7 @@ class TestAlgorithm:
         assert scale.restore(state=None) is None
 
     def test_annotations_resolve(self):
-        """Annotations resolve at run time, as cattrs requires."""
+        """Annotations resolve at run time, as the codec requires."""
         assert attrs.fields(attrs.resolve_types(Scale)).factor.type is float
 
 

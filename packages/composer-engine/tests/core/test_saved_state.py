@@ -27,13 +27,14 @@ from composer.core import (
     join_tensors,
     saved,
     split_tensors,
+    to_data,
 )
 
 
 @attrs.define(eq=False)
 class SavedMix(Algorithm):
     alpha: float = 0.2
-    key: Any = 0
+    input_key: Any = 0
     _drawn: int = saved(default=0)
     _held: torch.Tensor | None = saved(default=None)
 
@@ -97,7 +98,7 @@ class TestWriting:
             "version": 1,
             "rank_zero_seed": 17,
             "run_name": "first",
-            "max_duration": "10ep",
+            "max_duration": {"$time": "10ep"},
             "timestamp": run.timestamp.state_dict(),
             "train_metric_values": {"Accuracy": torch.tensor(0.5)},
             "eval_metric_values": {},
@@ -105,14 +106,14 @@ class TestWriting:
                 {
                     "key": "SavedMix",
                     "name": "SavedMix",
-                    "settings": {"alpha": 0.2, "key": 0},
+                    "settings": {"alpha": 0.2, "input_key": 0},
                     "state": {"drawn": 0, "held": None},
                     "required_on_load": False,
                 },
                 {
                     "key": "SavedMix.1",
                     "name": "SavedMix",
-                    "settings": {"alpha": 0.5, "key": 0},
+                    "settings": {"alpha": 0.5, "input_key": 0},
                     "state": {"drawn": 3, "held": None},
                     "required_on_load": False,
                 },
@@ -150,18 +151,17 @@ class TestWriting:
 
     def test_functions_in_settings_are_described(self):
         """A run whose algorithm has functions as keys can be saved."""
-        state = state_with(algorithms=SavedMix(key=(print, len)))
+        state = state_with(algorithms=SavedMix(input_key=(print, len)))
 
         (record,) = state.state_dict()["algorithms"]
 
-        assert record["settings"]["key"] == {"unsaved": "(function builtins.print, function builtins.len)"}
+        assert record["settings"]["input_key"] == {"unsaved": "(function builtins.print, function builtins.len)"}
 
     @pytest.mark.parametrize(
         ("spoil", "path"),
         [
             (lambda state: state.callbacks[0].seen.append(print), "callbacks.SavedWatch.seen[0]"),
-            (lambda state: setattr(state.algorithms[1], "_held", "x"), "algorithms.SavedMix.1.held"),
-            (lambda state: state.callbacks.append(OwnWatch({"a": [{1}]})), "callbacks.OwnWatch.state.a[0]"),
+            (lambda state: state.callbacks.append(OwnWatch({"a": [print]})), "callbacks.OwnWatch.state.a[0]"),
             (lambda state: state.train_metric_values.update(Mine=print), "train_metric_values.Mine"),
         ],
     )
@@ -336,13 +336,13 @@ class TestCheck:
     )
     def test_settings_are_compared(self, saved_key, own_key, warned):
         """Data are compared by value, other settings by their description."""
-        state = state_with(algorithms=SavedMix(key=saved_key)).state_dict()
+        state = state_with(algorithms=SavedMix(input_key=saved_key)).state_dict()
 
-        changed = state_with(algorithms=SavedMix(key=own_key)).check_state_dict(state).changed
+        changed = state_with(algorithms=SavedMix(input_key=own_key)).check_state_dict(state).changed
 
         assert len(changed) == len(warned)
         assert all(
-            text in line and line.startswith("algorithms.SavedMix.key: ")
+            text in line and line.startswith("algorithms.SavedMix.input_key: ")
             for text, line in zip(warned, changed, strict=True)
         )
 
@@ -401,7 +401,7 @@ class TestErrors:
             (["timestamp"], "removed", "'timestamp' is missing."),
             (["max_duratoin"], "3ep", "'max_duratoin' is unknown; did you mean 'max_duration'?"),
             (["rank_zero_seed"], "17", "rank_zero_seed: must be int, got '17'."),
-            (["max_duration"], "-3ep", "max_duration: max_duration must be a length of time"),
+            (["max_duration"], {"$time": "-3ep"}, "max_duration: max_duration must be a length of time"),
             (["max_duration"], "soon", "max_duration: must be"),
             (["timestamp", "batch"], "removed", "missing: ['batch']"),
             (["timestamp", "batch"], 1.5, "batch of a saved Timestamp must be a whole number, got 1.5."),
@@ -409,14 +409,14 @@ class TestErrors:
             (
                 ["algorithms", 0],
                 3,
-                "algorithms[0]: must be AlgorithmRecord: got 3, expected a dictionary of key, state, name, settings",
+                "algorithms[0]: must be AlgorithmRecord, got 3.",
             ),
             (
                 ["algorithms", 0, "state"],
                 "removed",
-                "algorithms[0].state: field 'state' is missing.",
+                "algorithms[0]: field 'state' is missing.",
             ),
-            (["algorithms", 0, "key"], 3, "algorithms[0].key: must be str: got 3."),
+            (["algorithms", 0, "key"], 3, "algorithms[0].key: must be str, got 3."),
             (["algorithms", 0, "stat"], {}, "algorithms[0]: unknown field 'stat'; did you mean 'state'?"),
             (["algorithms", 0, "key"], "SavedMix.1", "algorithms.SavedMix.1 is there 2 times."),
             (["algorithms", 0, "name"], "Other", "algorithms.SavedMix: is a SavedMix, and a Other was saved."),
@@ -427,7 +427,7 @@ class TestErrors:
             ),
             (["algorithms", 0, "state", "drawn"], "x", "algorithms.SavedMix: SavedMix.drawn: must be int, got 'x'."),
             (["callbacks", 0, "state", "seen"], [1, None], "callbacks.SavedWatch: SavedWatch.seen[1]: must be float"),
-            (["schedulers"], [{"key": "LambdaLR"}], "schedulers[0].state: field 'state' is missing."),
+            (["schedulers"], [{"key": "LambdaLR"}], "schedulers[0]: field 'state' is missing."),
             (["scaler"], [], "scaler: must be a dictionary or None, got list."),
             (["optimizers"], [], "optimizers: must be a dictionary, got list."),
         ],
@@ -608,15 +608,14 @@ class TestRoundTrip:
         assert type(second.algorithms[0]._drawn) is int
 
     @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: (inner,), lambda inner: {1: inner}])
-    @pytest.mark.parametrize("through", [lambda state: state, through_files], ids=["memory", "files"])
-    def test_depth(self, through, wrap):
+    def test_depth(self, wrap):
         """A field of any depth either raises when it is saved, or is loaded."""
         loaded = []
         for depth in range(55, 70):
             watch, other = OwnWatch(), OwnWatch()
             watch.held = {"n": functools.reduce(lambda inner, _: wrap(inner), range(depth), 0.5)}
             try:
-                written = through(state_with(callbacks=watch).state_dict())
+                written = state_with(callbacks=watch).state_dict()
             except NotSerializableError:
                 continue
             state_with(callbacks=other).load_state_dict(written)
@@ -634,7 +633,7 @@ class TestRoundTrip:
 
         state = state_with(algorithms=AtEvent(apply_at=Event.AFTER_LOAD))
 
-        assert state.state_dict()["algorithms"][0]["settings"]["apply_at"] == "after_load"
+        assert state.state_dict()["algorithms"][0]["settings"]["apply_at"] == to_data(Event.AFTER_LOAD)
         assert state.check_state_dict(through_files(state.state_dict()), strict=True).changed == ()
 
 

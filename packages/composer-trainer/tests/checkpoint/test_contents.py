@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from composer.checkpoint.contents import SavedPlace, changed_modules, check_ignore_keys, contents_of, remove_ignored
-from composer.core.serialization import from_data, to_data
+from composer.core.codec import plain, read
 
 
 def test_weights_only(runs):
@@ -90,7 +90,7 @@ PLACE = {
 
 def test_saved_form():
     """A place that a checkpoint contains is read, and saved again in the same form."""
-    assert to_data(from_data(PLACE, SavedPlace), SavedPlace) == PLACE
+    assert plain(read(PLACE, SavedPlace)) == PLACE
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_saved_form():
 def test_values_out_of_range(name, value):
     """A value that no place has raises an error with its name."""
     with pytest.raises(ValueError, match=name):
-        from_data({**PLACE, name: value}, SavedPlace)
+        read({**PLACE, name: value}, SavedPlace)

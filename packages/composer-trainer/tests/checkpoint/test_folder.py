@@ -124,7 +124,7 @@ class TestManifest:
             ({"versions": {"torch": 2}}, "is not valid: .*versions"),
             ({"timestamp": {"batch": 1}}, "is not valid: .*timestamp"),
             ({"timestamp": []}, "is not valid: .*timestamp"),
-            ({"format_version": 99}, "reads format 1"),
+            ({"format_version": 99}, "reads format 3"),
             ({"format_version": True}, "is of format True"),
             ({"format": "other"}, "'format'"),
             ({"more": 1}, "unknown field 'more'"),
@@ -141,7 +141,7 @@ class TestManifest:
             Manifest.from_bytes(signed(files={"state.json": {"size": 1, "xxh3_128": "0"}}), "manifest.json")
 
         assert str(caught.value).endswith(
-            "files['state.json']: 'xxh3_128' must match regex '[0-9a-f]{32}' ('0' doesn't)."
+            "it.files.state.json: 'xxh3_128' must match regex '[0-9a-f]{32}' ('0' doesn't)"
         )
 
     def test_clock_overflow_raises(self):

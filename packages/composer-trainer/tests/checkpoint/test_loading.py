@@ -809,7 +809,7 @@ class TestAverages:
         [
             (lambda _: 7, "averaged_weights: must be"),
             (lambda _: [], "averaged_weights: must be"),
-            (lambda averages: averages | {"0.weight": 7}, "averaged_weights.*: must be Tensor: got 7"),
+            (lambda averages: averages | {"0.weight": 7}, "averaged_weights.*: must be Tensor, got 7"),
             (lambda averages: averages | {"0.weight": averages["0.bias"]}, r"model\.0\.weight: must be a tensor"),
         ],
     )

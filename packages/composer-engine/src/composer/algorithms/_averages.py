@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, Stage, State, Time, TimeUnit
+from composer.core.codec import read
 from composer.core.components import read_state
 from composer.core.declarations import owned
 from composer.core.model_state import bare_model, bare_name
-from composer.core.serialization import from_data
 from composer.functional import update_averages
 from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, local_parts, reshard, shard_like
@@ -126,7 +126,7 @@ class WeightAveraging(Algorithm):
         if weights.keys() >= {"averaged_weights", "training_weights"}:
             raise ValueError(f"{type(self).__name__} saves either averaged_weights or training_weights, got both.")
         for name, value in weights.items():
-            from_data(value, dict[str, Tensor], f"{type(self).__name__}.{name}")
+            read(value, dict[str, Tensor], f"{type(self).__name__}.{name}")
         return read_state(self, {name: value for name, value in state.items() if name not in weights}), weights
 
 

@@ -18,9 +18,9 @@ from composer import functional as cf
 from composer.algorithms._averages import AveragedWeights, has_passed, to_interval
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, to_path
+from composer.core.codec import read
 from composer.core.components import read_state, transient
 from composer.core.files import check_template, fill_in_run, write_atomically
-from composer.core.serialization import from_data
 from composer.functional.dtensors import is_dtensor
 from composer.functional.training.ema import average_dtype
 
@@ -126,8 +126,8 @@ class PostHocEMA(Algorithm):
     def _read(self, state: dict[str, Any]) -> tuple[int, list[dict[str, dict[str, Tensor]]]]:
         """Return the number of updates, and the states of the averages."""
         rest = {name: value for name, value in state.items() if name not in {"averages", "sigma_rels"}}
-        averages = from_data(state.get("averages"), list[dict[str, dict[str, Tensor]]], "PostHocEMA.averages")
-        widths = tuple(from_data(state.get("sigma_rels"), list[float], "PostHocEMA.sigma_rels"))
+        averages = read(state.get("averages"), list[dict[str, dict[str, Tensor]]], "PostHocEMA.averages")
+        widths = tuple(read(state.get("sigma_rels"), list[float], "PostHocEMA.sigma_rels"))
         if widths != self.sigma_rels:
             raise ValueError(f"PostHocEMA must have sigma_rels={widths}, as it was saved with, got {self.sigma_rels}.")
         return read_state(self, rest)["_num_updates"], averages

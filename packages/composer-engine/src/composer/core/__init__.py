@@ -2,6 +2,7 @@
 
 from composer.core.adapter import Adapter, served_fields
 from composer.core.base import Algorithm, Callback, NoEffectWarning, algorithm_classes, rebuild_algorithm
+from composer.core.codec import NotSerializableError, from_data, join_tensors, split_tensors, to_data
 from composer.core.components import Serializable, saved
 from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec
 from composer.core.declarations import (
@@ -18,12 +19,10 @@ from composer.core.interval import Interval
 from composer.core.logger import Logger, LoggerDestination, Trace
 from composer.core.packing import pack_sequences
 from composer.core.passes import AlgorithmPass
-from composer.core.plain_data import NotSerializableError, join_tensors, split_tensors
 from composer.core.plan import Plan, Subscription
 from composer.core.planning import explain
 from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_precision_context
 from composer.core.saved_state import LoadReport, StateMismatchError
-from composer.core.serialization import from_data, to_data
 from composer.core.state import State, SupportsTraining
 from composer.core.step import SplitStep
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from composer.core import saved_state
+from composer.core.codec import to_data
 from composer.core.data_spec import count_samples, count_tokens, describe_batch, usual_key
 from composer.core.declarations import FIELDS, ServedFields
 from composer.core.engine import Engine
@@ -478,7 +479,7 @@ class Adapter:
 
         Weights and optimizers are saved by the host.
         """
-        return saved_state.state_to_data(self.state)
+        return to_data(saved_state.state_to_data(self.state))  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
         """Load what :meth:`state_dict` returned; call it after :meth:`prepare` and before :meth:`begin_fit`.

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from abc import ABC, abstractmethod
 
-# Imported at run time, as attrs and cattrs resolve the annotations of a subclass and its bases.
+# Imported at run time, as attrs and the codec resolve the annotations of a subclass and its bases.
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import attrs
 
 from composer.core.checks import nearest
+from composer.core.codec import field_types, read
 from composer.core.components import Serializable, is_unsaved
 from composer.core.event import Event, Stage
 from composer.core.interval import checked_interval
 from composer.core.optimizers import Ownership
 from composer.core.passes import apply_passes
 from composer.core.randomness import seeded_draws
-from composer.core.serialization import field_types, from_data
 from composer.functional import SurgeryReport
 
 if TYPE_CHECKING:
@@ -520,7 +520,7 @@ def _read_settings(kind: Any, settings: Mapping[str, Any]) -> tuple[list[str], d
             )
         else:
             try:
-                values[name] = from_data(data, types[fields[name].name], f"Its setting {name}")
+                values[name] = read(data, types[fields[name].name], f"Its setting {name}")
             except ValueError as error:
                 problems.append(str(error))
     return problems, values

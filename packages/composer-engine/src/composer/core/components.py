@@ -9,9 +9,8 @@ from typing import Any, TypeVar, overload
 import attrs
 
 from composer.core.checks import NamesArguments, describe, error_text, nearest
-from composer.core.plain_data import NotSerializableError, equal
+from composer.core.codec import NotSerializableError, equal, field_types, plain, read
 from composer.core.secrets import hide_secrets
-from composer.core.serialization import field_types, from_data, to_data
 
 T = TypeVar("T")
 
@@ -178,7 +177,7 @@ def read_field(field: attrs.Attribute[Any], kind: Any, data: Any, path: str) -> 
     Raises:
         ValueError: The data is not of the field's type, or the field's own converter or validator rejects it.
     """
-    value, converter = from_data(data, kind, path), typing.cast("Any", field.converter)
+    value, converter = read(data, kind, path), typing.cast("Any", field.converter)
     try:
         if callable(converter):
             value = converter(value)
@@ -237,9 +236,9 @@ class Serializable(NamesArguments):
         Raises:
             NotSerializableError: A field contains something that is neither data nor a tensor.
         """
-        kind, types_of_fields = type(self), field_types(type(self))
+        kind = type(self)
         return {
-            name: to_data(getattr(self, field.name), types_of_fields[field.name], f"{kind.__name__}.{name}")
+            name: plain(getattr(self, field.name), f"{kind.__name__}.{name}")
             for name, field in saved_fields(kind).items()
         }
 
@@ -316,13 +315,13 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
     kind: Any = type(component)
     if not attrs.has(kind):
         return {}
-    kinds, data = field_types(kind), {}
+    data = {}
     for field in attrs.fields(kind):
         if field.init:
             value = getattr(component, field.name)
             name = str(field.alias)
             try:
-                data[name] = to_data(value, kinds[field.name])
+                data[name] = plain(value)
                 if not equal(shown := hide_secrets(data[name], name), data[name]):
                     data[name] = {"unsaved": str(shown)}
             except NotSerializableError:

@@ -17,10 +17,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from composer.core.checks import nearest, shortened
+from composer.core.codec import NotSerializableError, Record, is_number, plain, read
 from composer.core.components import by_key
 from composer.core.optimizers import held_parameters, unwrapped
-from composer.core.plain_data import NotSerializableError, is_number, plain
-from composer.core.serialization import coded, decoded, from_data
 from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, shard_like, without_repeats
 
@@ -207,13 +206,8 @@ def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
     name_of = dict(zip(held_parameters(numbered["param_groups"]), parameters, strict=True))
     groups = zip(numbered["param_groups"], by_group, strict=True)
     state = {
-        "state": {
-            name_of[number]: {
-                item: value if isinstance(value, Tensor) else coded(value) for item, value in held.items()
-            }
-            for number, held in numbered["state"].items()
-        },
-        "param_groups": [{**coded(group), "params": group_names} for group, group_names in groups],
+        "state": {name_of[number]: held for number, held in numbered["state"].items()},
+        "param_groups": [group | {"params": group_names} for group, group_names in groups],
     }
     named: dict[str, Any] = plain(state, f"optimizers.{key}")
     for name, held in named["state"].items():
@@ -276,7 +270,7 @@ def _check_params(_: object, __: object, groups: list[dict[str, Any]]) -> None:
 
 
 @attrs.frozen
-class OptimizerRecord:
+class OptimizerRecord(Record):
     """The saved state of an optimizer."""
 
     state: dict[str, dict[Any, Any]]
@@ -295,7 +289,7 @@ def check_optimizers(
         if key not in saved:
             continue
         try:
-            record = from_data(saved[key], OptimizerRecord, f"optimizers.{key}")
+            record = read(saved[key], OptimizerRecord, f"optimizers.{key}")
         except ValueError as error:
             wrong.append(str(error))
             continue
@@ -364,9 +358,8 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
         if key in saved:
             former.append((optimizer, optimizer.state, [*optimizer.param_groups]))
             try:
-                data = decoded({}, saved[key], type(optimizer), f"optimizers.{key}")
-                _add_groups(model, optimizer, data["param_groups"])
-                _load_named_state(_named_parameters(model, optimizer), optimizer, data)
+                _add_groups(model, optimizer, saved[key]["param_groups"])
+                _load_named_state(_named_parameters(model, optimizer), optimizer, saved[key])
             except Exception as error:
                 undo()
                 # This is a limit of the machine, and not an error in the saved state.

@@ -169,10 +169,13 @@ def generator_state(generator: Any) -> dict[str, Any]:
     if isinstance(generator, random.Random):
         version, words, gauss = generator.getstate()
         return {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss}
-    state: dict[str, Any] = tree_map(
-        lambda item: item.tolist() if hasattr(item, "tolist") else item, _numpy_state(generator)
-    )
+    state: dict[str, Any] = tree_map(to_tensor, _numpy_state(generator))
     return state
+
+
+def to_tensor(item: Any) -> Any:
+    """Return an array of NumPy's as a tensor of the same bits, as torch computes little with unsigned numbers."""
+    return torch.from_numpy(item.view(f"i{item.itemsize}").copy()) if hasattr(item, "itemsize") else item
 
 
 def _numpy_state(generator: Any) -> dict[str, Any]:
@@ -204,7 +207,7 @@ def set_generator_state(generator: Any, data: Any) -> None:
         else:
             numpy = sys.modules["numpy"]
             state = tree_map(
-                lambda held, saved: numpy.array(saved, dtype=held.dtype) if isinstance(held, numpy.ndarray) else saved,
+                lambda held, saved: saved.numpy().view(held.dtype) if isinstance(held, numpy.ndarray) else saved,
                 _numpy_state(generator),
                 data,
             )
@@ -221,8 +224,6 @@ def _fits(current: Any, data: Any, name: str = "") -> bool:
     if isinstance(current, dict):
         is_alike = isinstance(data, dict) and data.keys() == current.keys()
         return is_alike and all(_fits(value, data[key], key) for key, value in current.items())
-    if isinstance(current, list):
-        return isinstance(data, list) and len(data) == len(current) and all(map(_fits, current, data))
     if isinstance(current, Tensor):
         return isinstance(data, Tensor) and (data.shape, data.dtype) == (current.shape, current.dtype)
     if isinstance(current, str):

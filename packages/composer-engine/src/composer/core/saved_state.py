@@ -19,11 +19,11 @@ import attrs
 
 from composer.core import model_state
 from composer.core.checks import abridged, bulleted, from_first_difference, nearest
+from composer.core.codec import NotSerializableError, Record, equal, field_types, from_data, plain, read
 from composer.core.components import by_key, is_unsaved, read_field, saved_fields, settings_to_data
 from composer.core.declarations import check_conflicts
 from composer.core.passes import all_passes
-from composer.core.plain_data import NotSerializableError, equal, plain
-from composer.core.serialization import coded, decoded, field_types, from_data, to_data
+from composer.core.time import Timestamp
 
 if TYPE_CHECKING:
     from composer.core.passes import AlgorithmPass, Passes
@@ -140,7 +140,7 @@ class _Findings:
 
 
 @attrs.frozen
-class SchedulerRecord:
+class SchedulerRecord(Record):
     """What is saved of a learning rate scheduler."""
 
     key: str
@@ -148,7 +148,7 @@ class SchedulerRecord:
 
 
 @attrs.frozen
-class CallbackRecord:
+class CallbackRecord(Record):
     """What is saved of a callback."""
 
     key: str
@@ -158,7 +158,7 @@ class CallbackRecord:
 
 
 @attrs.frozen
-class AlgorithmRecord:
+class AlgorithmRecord(Record):
     """What is saved of an algorithm."""
 
     key: str
@@ -178,15 +178,28 @@ _RECORDS: Mapping[str, type] = {
 
 def state_to_data(state: SavableState) -> dict[str, Any]:
     """Return what a run saves, without the weights of its model and the state of its optimizers."""
-    kinds, data = field_types(type(state)), dict[str, Any](version=VERSION)
+    data: dict[str, Any] = {"version": VERSION}
     for name, field in saved_fields(type(state)).items():
         value = getattr(state, field.name)
-        is_mapping = isinstance(value, Mapping)
-        data[name] = plain(value, name, mappings=True) if is_mapping else to_data(value, kinds[field.name], name)
+        data[name] = plain(value.state_dict() if isinstance(value, Timestamp) else value, name)
     for kind in _RECORDS:
         data[kind] = [_component_to_data(kind, key, component) for key, component in _components(state, kind).items()]
     data["scaler"] = None if state.scaler is None else plain(state.scaler.state_dict(), "scaler")
     return data
+
+
+def decoded(saved: Any) -> Any:
+    """Return a state that :func:`~composer.core.to_data` has encoded; model and optimizers have their own methods.
+
+    Raises:
+        StateMismatchError: It is not so encoded.
+    """
+    parts = {name: saved[name] for name in ("model", "optimizers") if name in saved} if isinstance(saved, dict) else {}
+    try:
+        data = from_data({name: value for name, value in saved.items() if name not in parts} if parts else saved)
+        return data | parts if parts else data
+    except ValueError as error:
+        raise StateMismatchError([str(error)]) from None
 
 
 def _component_to_data(kind: str, key: str, component: Any) -> dict[str, Any]:
@@ -196,10 +209,8 @@ def _component_to_data(kind: str, key: str, component: Any) -> dict[str, Any]:
         state = component.state_dict()
     except NotSerializableError as error:
         raise NotSerializableError(f"{path}.{error.path.removeprefix(f'{name}.')}", error.reason) from None
-    # Schedulers save all their attributes, such as the Counter of MultiStepLR; other components choose what they save.
-    is_scheduler = kind == "schedulers"
-    data = {"key": key, "state": plain(coded(state, f"{path}.state"), f"{path}.state", mappings=is_scheduler)}
-    if not is_scheduler:
+    data = {"key": key, "state": plain(state, f"{path}.state")}
+    if kind != "schedulers":
         data |= {"name": name, "settings": settings_to_data(component)}
     return data | ({"required_on_load": component.required_on_load()} if kind == "algorithms" else {})
 
@@ -331,7 +342,7 @@ def _read_components(state: SavableState, saved: Any) -> dict[str, dict[str, Any
 
 def _read_records(kind: str, data: Any) -> dict[str, Any]:
     try:
-        records = from_data(data, types.GenericAlias(list, (_RECORDS[kind],)), kind)
+        records = read(data, types.GenericAlias(list, (_RECORDS[kind],)), kind)
     except ValueError as error:
         raise StateMismatchError([str(error)]) from None
     counts = Counter(record.key for record in records)
@@ -424,7 +435,7 @@ def _check_scheduler(path: str, scheduler: Any, saved: SchedulerRecord, findings
     own = scheduler.state_dict()
     unexpected = [name for name in saved.state if name not in own]
     findings.add(unexpected=[f"{path}.{name} is saved, and this scheduler has no such field." for name in unexpected])
-    findings.problems += model_state.check_settings(path, own, _decoded(path, scheduler, saved.state))
+    findings.problems += model_state.check_settings(path, own, saved.state)
 
 
 def _check_component(path: str, component: Any, saved: CallbackRecord, findings: _Findings) -> None:
@@ -438,7 +449,7 @@ def _check_component(path: str, component: Any, saved: CallbackRecord, findings:
         if not equal(was, now):
             was, now = from_first_difference(_reported(was), _reported(now))
             findings.add(changed=[f"{path}.{setting}: {was} was saved, {now} is set."])
-    component.check_state_dict(_decoded(path, component, saved.state))
+    component.check_state_dict(saved.state)
 
 
 _ABSENT = object()
@@ -522,22 +533,13 @@ def _load_optimizers(state: SavableState, saved: Mapping[str, Any]) -> Callable[
         raise StateMismatchError([str(error)]) from error
 
 
-def _decoded(path: str, component: Any, saved: dict[str, Any]) -> Any:
-    """Return the saved state of a component with the types that its values had."""
-    try:
-        own = component.state_dict()
-    except Exception:  # noqa: BLE001  (of a user's component that has no state before it has run)
-        own = None
-    return decoded(own, saved, type(component), path)
-
-
 def _load_component(kind: str, key: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:
     path = f"{kind}.{key}"
     try:
         if kind == "schedulers":  # makes whatever it loads its own attribute, under any name
             own = component.state_dict()
             saved = {name: value for name, value in saved.items() if name in own}
-        component.load_state_dict(_decoded(path, component, saved))
+        component.load_state_dict(saved)
     except Exception as error:
         error.add_note(
             f"{path} raised an error on the saved state, although the check before had found no problem in it."

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from composer.core import model_state, saved_state
 from composer.core.base import Algorithm, Callback, rebuild_algorithm, run_surgery
 from composer.core.checks import calling_function, check_run_name
+from composer.core.codec import to_data
 from composer.core.components import ObservableList, by_key, saved_fields
 from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
@@ -436,9 +437,9 @@ class State(FormerState):
         Example:
             >>> state = State(model=None, max_duration="10ep")
             >>> state.state_dict()["max_duration"], state.state_dict()["timestamp"]["epoch"]
-            ('10ep', 0)
+            ({'$time': '10ep'}, 0)
         """
-        return with_clock(saved_state.state_to_data(self))
+        return with_clock(to_data(saved_state.state_to_data(self)))
 
     @property
     def serialized_attributes(self) -> tuple[str, ...]:
@@ -454,7 +455,7 @@ class State(FormerState):
         Raises:
             StateMismatchError: As raised by :meth:`load_state_dict`.
         """
-        return saved_state.check_state(self, state, strict=strict, rebuild=False).report
+        return saved_state.check_state(self, saved_state.decoded(state), strict=strict, rebuild=False).report
 
     def load_state_dict(
         self,
@@ -493,7 +494,7 @@ class State(FormerState):
         """
         excluded = exclude_algorithms or ()
         options: dict[str, Any] = {"excluded": excluded, "passes": algorithm_passes, "logger": logger}
-        return saved_state.check_state(self, state, strict=strict, **options).load(stacklevel=3)
+        return saved_state.check_state(self, saved_state.decoded(state), strict=strict, **options).load(stacklevel=3)
 
     def get_model_state_dict(self) -> dict[str, Any]:
         """Return the model's weights by their names in the unwrapped model; they are not copied."""

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from composer import functional as cf
 from composer.core import Adapter, Algorithm, Event, Stage, State, served_fields
+from composer.core.codec import equal
 from composer.core.components import saved
 from composer.core.declarations import ALWAYS_SERVED, FIELDS, OPTIONAL_EVENTS
-from composer.core.plain_data import equal
 from composer.core.planning import build_plan
 from composer.core.testing import Training, seeded
 

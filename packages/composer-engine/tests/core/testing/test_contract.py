@@ -532,10 +532,10 @@ class TestResume:
         ):
             check_resume(changed(**attributes))
 
-    @pytest.mark.parametrize("value", [(1, 2), {1, 2}, object(), {3: 4}, Event.INIT])
+    @pytest.mark.parametrize("value", [object(), print, b"x"])
     def test_unserializable_state(self, value):
-        """Only plain data and tensors can be saved; the error names the path."""
-        with pytest.raises(AssertionError, match=r"^state_dict\(\)\['fades'\]\[0\] (is|has the key)"):
+        """Only data and tensors can be saved; the error names the path."""
+        with pytest.raises(AssertionError, match=r"^state_dict\(\): fades\[0\]: .* cannot be saved"):
             check_resume(changed(state_dict=lambda self: {"fades": [value]}))
 
     @pytest.mark.parametrize(

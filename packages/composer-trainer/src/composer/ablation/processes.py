@@ -22,8 +22,8 @@ import torch
 from composer.ablation.results import Result
 from composer.ablation.runs import RUN_VARIABLE, Job, StudyError, measure, memory_of_files
 from composer.core.checks import abridged
+from composer.core.codec import read
 from composer.core.files import write_atomically
-from composer.core.serialization import from_data
 
 _JOB, _ANSWER, _MODULES = "job.pickle", "result.json", "modules.json"
 _PROGRAM = "from composer.ablation.processes import main; main()"
@@ -117,7 +117,7 @@ def run_job(job: Job, execute: Callable[[Job], int] = run_alone) -> Result:
         answer.unlink()
         if "error" in measured:
             raise StudyError(measured["error"])
-        result = from_data(measured, Result, "the result of a run")
+        result = read(measured, Result, "the result of a run")
     return result if job.only_start else attrs.evolve(result, wall_seconds=time.perf_counter() - began)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from composer.core.serialization import from_data
+from composer.core.codec import Record, read
 
 EVALUATION_DIGEST = "first evaluation batches"
 FIRST_LOSS = "first training loss"
@@ -19,7 +19,7 @@ FIRST_LOSS = "first training loss"
 
 
 @attrs.frozen
-class Settings:
+class Settings(Record):
     """What a study measures, stored as a line of its results.
 
     Args:
@@ -59,7 +59,7 @@ class Settings:
 
 
 @attrs.frozen
-class Result:
+class Result(Record):
     """One run, an arm with a seed; or its first batches, which identify it when its study is continued.
 
     Args:
@@ -172,7 +172,7 @@ class ResultsFile:
                 ((name, data),) = json.loads(line).items()
                 if isinstance(data, dict):  # earlier files lack some of them
                     data = {**({"clock": "wall"} if name == "settings" else {"warnings": [], "mode": ""}), **data}
-                value = from_data(data, kinds[name], place)
+                value = read(data, kinds[name], place)
                 if name == "result":
                     value.check()
                 self._add(name, value)

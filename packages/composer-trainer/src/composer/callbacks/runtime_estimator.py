@@ -11,11 +11,12 @@ import attrs
 from composer.callbacks.speed_monitor import SECONDS_OF_UNIT
 from composer.core import Callback, Logger, State, TimeUnit, saved
 from composer.core.checks import integer, one_of
+from composer.core.codec import Record
 from composer.core.components import reset_fields, transient
 
 
 @attrs.define
-class _Evaluations:
+class _Evaluations(Record):
     """The evaluations of one evaluator: their number, total time, and the batch before the last one."""
 
     count: int = 0

@@ -13,8 +13,8 @@ import torch
 
 from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.checkpoint.folder import dictionary
-from composer.core import State, Timestamp
-from composer.core.randomness import check_rng_state, rng_state
+from composer.core import State, Timestamp, saved_state
+from composer.core.randomness import check_rng_state, rng_state, to_tensor
 from composer.distributed import get_world_size
 
 _COUNTS = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
@@ -134,7 +134,7 @@ class ComposerFile:
             names: The names here of the weights.
             run: The run, whose own values are in place of what the file lacks.
         """
-        own, rng = run.state_dict(), self.rng(run.device)
+        own, rng = saved_state.state_to_data(run), self.rng(run.device)
         saved = {"version": own["version"], **self.model(names, run.get_model_state_dict(), averaged=False)}
         keys = {record["key"] for record in own["algorithms"]}
         saved["algorithms"] = own["algorithms"] + [one for one in saved["algorithms"] if one["key"] not in keys]
@@ -244,7 +244,7 @@ def _generators(states: Mapping[str, Any]) -> dict[str, Any]:
         "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
         "numpy": {
             "bit_generator": name,
-            "state": {"key": key.tolist(), "pos": pos},
+            "state": {"key": to_tensor(key), "pos": pos},
             "has_gauss": has_gauss,
             "gauss": cached,
         },

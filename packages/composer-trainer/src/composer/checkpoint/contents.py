@@ -30,7 +30,7 @@ from torch import Tensor
 from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS
 from composer.core import State, saved_state, split_tensors
 from composer.core.checks import abridged
-from composer.core.plain_data import plain
+from composer.core.codec import Record, plain
 
 IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object] | None
 """Patterns such as ``"optimizers/*"``, or a function that removes from its argument, a dictionary, what to ignore."""
@@ -241,7 +241,7 @@ def _remove(saved: dict[str, Any], path: str) -> None:
 
 
 @attrs.frozen
-class SavedObjects:
+class SavedObjects(Record):
     """The states of objects by name, and those of the generators that are their attributes by path."""
 
     states: dict[str, Any] = attrs.field(factory=dict)
@@ -249,7 +249,7 @@ class SavedObjects:
 
 
 @attrs.frozen
-class SavedPlace:
+class SavedPlace(Record):
     """The place of a process in the training data, as ``Batches`` of the Trainer saves and loads it.
 
     Attributes:

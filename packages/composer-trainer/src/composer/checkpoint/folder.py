@@ -31,14 +31,15 @@ from attrs.validators import ge, lt, matches_re
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, MissingCheckpointError, OtherReleaseError
 from composer.core import Timestamp
 from composer.core.checks import abridged, shortened
-from composer.core.serialization import from_data
+from composer.core.codec import Record, read
 
 MANIFEST = "manifest.json"
 MODEL, OPTIMIZERS, EXTRA = "model.safetensors", "optimizers.safetensors", "extra.safetensors"
 """The kinds of files with tensors, and the names of those that one process writes alone."""
 STATE, LAYOUT = "state.json", "layout.json"
 FORMAT = "composer-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 3
+"""It never goes back: 2 was used before 1 was."""
 # More than the names of the files of 20,000 processes need; a larger file of that name is not read.
 MAX_MANIFEST_BYTES = 8 << 20
 MAX_STATE_BYTES = 1 << 30
@@ -56,7 +57,7 @@ ReadInto: TypeAlias = Callable[[int, memoryview], None]
 
 
 @attrs.frozen(kw_only=True)
-class Manifest:
+class Manifest(Record):
     """What a checkpoint contains. The file is written last, with a checksum of its own.
 
     Args:
@@ -138,7 +139,7 @@ class Manifest:
         if type(data.pop("format_version", None)) is not int:
             raise CheckpointError(path, f"is of format {number!r}, which is no number.")
         try:
-            manifest: Manifest = from_data(data, cls, "it")
+            manifest: Manifest = read(data, cls, "it")
         except ValueError as error:
             raise _unreadable(path, data, f"is not valid: {error}") from None
         if not manifest.files:
@@ -147,7 +148,7 @@ class Manifest:
 
 
 @attrs.frozen
-class FileRecord:
+class FileRecord(Record):
     """Size and checksum of a file of a checkpoint.
 
     Args:

@@ -42,9 +42,9 @@ from composer.checkpoint.reading import OpenCheckpoint, references, sharded_like
 from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, Logger, State, StateMismatchError, join_tensors, model_state, saved_state
 from composer.core.checks import caller_level, to_strings
+from composer.core.codec import read
 from composer.core.passes import Passes
 from composer.core.secrets import without_secret_urls
-from composer.core.serialization import from_data
 from composer.distributed import get_global_rank
 from composer.distributed.collectives import all_agree, failing_in_all_processes
 from composer.functional.dtensors import is_sharded, reshard
@@ -425,11 +425,11 @@ class SavedRun:
     def _own(self, part: str) -> Any:
         """Return what the present run has of a part of the state; None if it has no such part."""
         getters = {"model": self.run.get_model_state_dict, "optimizers": self.run.get_optim_state_dict}
-        return getters[part]() if part in getters else self.run.state_dict().get(part)
+        return getters[part]() if part in getters else saved_state.state_to_data(self.run).get(part)
 
     def _absent(self) -> list[str]:
         """Return the names of the parts that were not saved, or that are ignored."""
-        names = ("model", "optimizers", "extra", *self.run.state_dict())
+        names = ("model", "optimizers", "extra", *saved_state.state_to_data(self.run))
         return [name for name in names if name not in {"version", *self.data, *self.unread}]
 
     def keep_own_values(self) -> None:
@@ -438,7 +438,7 @@ class SavedRun:
         Weights, optimizers and what is beside the state are not loaded at all then. Callbacks without settings and
         state may differ.
         """
-        absent, own = self._absent(), self.run.state_dict()
+        absent, own = self._absent(), saved_state.state_to_data(self.run)
         self.data |= {name: own[name] for name in absent if name in own}
         if lacking := tuple(name for name in absent if name not in self.ignored):
             self.ignored += lacking
@@ -452,7 +452,7 @@ class SavedRun:
         records = self.data.get("callbacks")
         if not isinstance(records, list) or not all(isinstance(dictionary(one).get("key"), str) for one in records):
             return  # which the comparison with the run rejects
-        own = {record["key"]: record for record in self.run.state_dict()["callbacks"]}
+        own = {record["key"]: record for record in saved_state.state_to_data(self.run)["callbacks"]}
         saved = {record["key"] for record in records}
         common = [one for one in records if one["key"] in own or one.get("settings") or one.get("state")]
         added = [one for key, one in own.items() if key not in saved and not one["settings"] and not one["state"]]
@@ -472,7 +472,7 @@ class SavedRun:
         for record in filter(dictionary, records if isinstance(records, list) else []):
             key, averages = record.get("key"), dictionary(record.get("state")).get(_AVERAGES, {})
             with _naming_state(self.path):
-                from_data(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")
+                read(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")
             if not averages or f"algorithms/{key}" in self.ignored:
                 continue
             first = model_state.first_names(self.run.model)

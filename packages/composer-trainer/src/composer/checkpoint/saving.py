@@ -52,8 +52,8 @@ from composer.checkpoint.layout import (
 from composer.checkpoint.local import open_folder
 from composer.core import State, TimeUnit, evaluation_weights
 from composer.core.checks import shortened
+from composer.core.codec import Record, plain, read
 from composer.core.files import fill_in_run
-from composer.core.serialization import from_data, to_data
 from composer.distributed import all_gather_object, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import MessageStore, failing_in_all_processes
 from composer.distributed.failures import lost_processes
@@ -443,7 +443,7 @@ def _identity(manifest: Manifest) -> tuple[Any, ...]:
 
 
 @attrs.frozen
-class Message:
+class Message(Record):
     """What a process sends to another one during a save; after an empty one, the receiver returns without an error.
 
     Args:
@@ -508,7 +508,7 @@ class Writers:
     def send(self, key: str, message: Message) -> None:
         """Send a message to the process that waits for the key."""
         assert self._messages is not None
-        self._messages.put(key, json.dumps(to_data(message, Message)))
+        self._messages.put(key, json.dumps(plain(message)))
 
     def receive(self, keys: Sequence[str], until: Callable[[], float]) -> Message | None:
         """Return the message of the first key that has one, or None at a deadline.
@@ -529,7 +529,7 @@ class Writers:
         if text is None:
             self._messages.give_up(keys)
             return Message(error=f"{lost}.", is_lost=True) if lost else None
-        message: Message = from_data(json.loads(text), Message)
+        message: Message = read(json.loads(text), Message)
         return message
 
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import attrs
 
-from composer.core import Logger, State, TimeUnit
+from composer.core import Logger, State, TimeUnit, codec
 from composer.core.checks import integer, is_flag
 from composer.core.components import transient
 from composer.core.files import check_template, fill_in_run
 from composer.core.logger import detach_to_host
-from composer.core.serialization import from_data
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import read
@@ -26,7 +25,7 @@ _FIELDS = ("run_name", "rank")
 
 
 @attrs.frozen
-class _Place:
+class _Place(codec.Record):
     """The file of a run when a checkpoint was saved: its path, its size and the SHA-256 of its first line."""
 
     path: str
@@ -123,7 +122,7 @@ class FileLogger(GatheringLogger):
         Raises:
             ValueError: ``state`` is not the state of a FileLogger.
         """
-        from_data(state, _Place, "FileLogger")
+        codec.read(state, _Place, "FileLogger")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the file of ``filename`` at its size when ``state`` was saved, if it is the same file.
@@ -131,7 +130,7 @@ class FileLogger(GatheringLogger):
         Raises:
             ValueError: ``state`` is not the state of a FileLogger.
         """
-        self._saved = from_data(state, _Place, "FileLogger")
+        self._saved = codec.read(state, _Place, "FileLogger")
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write hyperparameters as a line."""

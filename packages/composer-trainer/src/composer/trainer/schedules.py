@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from composer.core import State, Time, TimeUnit
 from composer.core.checks import as_list, caller_level, is_flag
+from composer.core.codec import Record
 from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, WarmupStableDecayScheduler, compile_composer_scheduler
 from composer.optim.clock import ClockLR, WarmsUp
@@ -297,7 +298,7 @@ def _warn_of_steps(scheduler: LRScheduler, state: State) -> None:
 
 
 @attrs.frozen
-class Cooldown:
+class Cooldown(Record):
     """When a cool-down began, and its length; both times have one unit.
 
     Args:

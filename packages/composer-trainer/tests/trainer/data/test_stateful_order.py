@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import composer.trainer.data.stateful_order
 from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.core import DataSpec
-from composer.core.plain_data import NotSerializableError
+from composer.core.codec import NotSerializableError
 from composer.trainer.data.batches import Batches
 from composer.trainer.data.order import make_order
 from fixtures import record, small_run
@@ -378,7 +378,7 @@ class TestStateOfALoader:
         batches = self.fit(WithMapping, -1, max_duration="1ep", save_folder=tmp_path, save_interval="2ba")
 
         assert self.fit(WithMapping, -1, max_duration="1ep", load_path=tmp_path / "ep0-ba2") == batches[2:]
-        loader.more = {1, 2}
+        loader.more = {print}
         with pytest.raises(NotSerializableError, match=r"^train_dataloader\.more: object of builtins.set"):
             make_order(loader, seed=17).save(in_epoch=False)
 

@@ -11,6 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from composer.core.codec import NotSerializableError, join_tensors, split_tensors
 from composer.core.engine import Engine
 from composer.core.event import Event
 from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
@@ -199,26 +200,18 @@ class Training:
             self.state.model.train(train)
 
 
-def through_json(value: Any, where: str = "") -> Any:
+def through_json(value: Any) -> Any:
     """Return saved state after a round trip through JSON, with the same tensors.
 
     Raises:
-        AssertionError: It contains something other than numbers, strings, lists, dictionaries and tensors.
+        AssertionError: It contains something that cannot be saved.
 
     Example:
         >>> through_json({"depth": 3, "weights": [torch.ones(1)]})
         {'depth': 3, 'weights': [tensor([1.])]}
     """
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, dict):
-        wrong = [key for key in value if not isinstance(key, str)]
-        assert not wrong, f"state_dict(){where} has the key {wrong[0]!r}; keys must be strings, as JSON changes others."
-        return {key: through_json(one, f"{where}[{key!r}]") for key, one in value.items()}
-    if isinstance(value, list):
-        return [through_json(one, f"{where}[{place}]") for place, one in enumerate(value)]
-    assert value is None or type(value) in {bool, int, float, str}, (
-        f"state_dict(){where} is {value!r}, a {type(value).__name__}; "
-        "it may contain numbers, strings, lists, dictionaries and tensors."
-    )
-    return json.loads(json.dumps(value))
+    try:
+        data, tensors = split_tensors(value)
+    except NotSerializableError as error:
+        raise AssertionError(f"state_dict(): {error}") from None
+    return join_tensors(json.loads(json.dumps(data)), tensors)

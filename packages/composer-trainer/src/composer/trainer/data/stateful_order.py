@@ -55,8 +55,8 @@ from torch.utils.data import IterableDataset
 
 from composer.checkpoint.contents import SavedObjects
 from composer.core.checks import caller_level
+from composer.core.codec import equal, plain
 from composer.core.data_spec import length_of
-from composer.core.plain_data import equal, plain
 from composer.distributed.samplers import END, set_epoch
 from composer.trainer.data.iterable_order import OpaqueOrder
 from composer.trainer.data.seeding import draws_nothing, seeded_batches
@@ -114,7 +114,7 @@ class _Earlier:
     def save(self) -> dict[str, Any]:
         """Return what :meth:`from_saved` needs."""
         iterations = [attrs.asdict(iteration, recurse=False) for iteration in self.iterations]
-        state = plain(self.state, "train_dataloader", mappings=True)
+        state = plain(self.state, "train_dataloader")
         return {"state": state, "iterations": iterations, "found_end": self.found_end}
 
     @classmethod
@@ -335,7 +335,7 @@ class StatefulOrder(OpaqueOrder):
             yield batch
 
     def _has_state(self, state: Any) -> bool:
-        return equal(plain(self.loader.state_dict(), mappings=True), state)
+        return equal(plain(self.loader.state_dict()), state)
 
     def _random_states(self) -> dict[str, Any]:
         """Return the states of the random generators that are attributes of the loader or of its samplers."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from composer.core import Batch, Logger, State
+from composer.core.codec import Record
 from composer.distributed import all_gather_object, get_world_size
 from composer.distributed.environment import data_group
 
@@ -142,7 +143,7 @@ def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @attrs.frozen
-class SavedMetric:
+class SavedMetric(Record):
     """The saved state of one metric of torchmetrics.
 
     Args:

@@ -30,8 +30,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from composer.checkpoint.contents import SavedObjects
 from composer.core import Serializable
+from composer.core.codec import at, is_number, plain
 from composer.core.components import saved_fields
-from composer.core.plain_data import at, is_number, plain
 from composer.core.randomness import generator_state, is_generator, set_generator_state
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | Non
         ([], ['sampler.generator'])
     """
     stateful = {path: value for path, value in _with_inner_samplers(objects).items() if has_state(value)}
-    states = {path: plain(value.state_dict(), path, mappings=True) for path, value in stateful.items()}
+    states = {path: plain(value.state_dict(), path) for path, value in stateful.items()}
     states = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), states)  # the objects go on
     generators = generators_of(objects, components)
     return SavedObjects(states, {path: generator_state(generator) for path, generator in generators.items()})

@@ -44,11 +44,11 @@ from composer.checkpoint.errors import CheckpointMismatchError
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
 from composer.core.checks import bulleted, caller_level
+from composer.core.codec import Record, plain, read
 from composer.core.components import by_key
 from composer.core.model_state import bare_model, bare_name
 from composer.core.optimizers import unwrapped
 from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
-from composer.core.serialization import from_data, to_data
 from composer.distributed import all_gather_object, broadcast_buffers, get_data_rank, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size
@@ -59,7 +59,7 @@ from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, loa
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume import contract
 from composer.trainer.resume.comparison import report, settings_of
-from composer.trainer.schedules import Cooldown  # noqa: TC001  (the type of a field, which from_data reads)
+from composer.trainer.schedules import Cooldown  # noqa: TC001  (the type of a field, which read() needs)
 from composer.trainer.tools.hyperparameters import plain_settings
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> 
 
 
 @attrs.frozen
-class _OfProcess:
+class _OfProcess(Record):
     """What is saved of each process.
 
     Attributes:
@@ -97,7 +97,7 @@ class _OfProcess:
 
 
 @attrs.frozen
-class _Saved:
+class _Saved(Record):
     """The data of :meth:`ResumeState.to_data`.
 
     Attributes:
@@ -122,11 +122,11 @@ class _Saved:
     skipped_steps: Tensor = attrs.field(validator=_check_one_number)
     tensor_parallel: int = attrs.field(validator=ge(1))
     world_size: int = attrs.field(validator=ge(1))
-    cooldown: Cooldown | None
-    optimizers: dict[str, list[dict[str, Any]]]
-    requires_grad: dict[str, bool]
-    training: dict[str, bool] | None
-    settings: dict[str, Any]
+    cooldown: Cooldown | None = None
+    optimizers: dict[str, list[dict[str, Any]]] = attrs.field(factory=dict)
+    requires_grad: dict[str, bool] = attrs.field(factory=dict)
+    training: dict[str, bool] | None = None
+    settings: dict[str, Any] = attrs.field(factory=dict)
 
     def has_same_processes(self) -> bool:
         """Return whether as many processes saved as there are now, with the same samples in each."""
@@ -303,10 +303,10 @@ class ResumeState:
             rng=rng_state(state.device),
         )
         # Another process would unpickle a tensor on the device that it has here, and so occupy each GPU of the host.
-        processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, to_data(this_process, _OfProcess, "extra")))
+        processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, plain(this_process, "extra")))
         if self._loaded is not None:
             # Until resume(), the data of the run is the loaded one. Loggers have continued already.
-            loaded: dict[str, Any] = to_data(self._loaded.saved, _Saved, "extra")
+            loaded: dict[str, Any] = plain(self._loaded.saved, "extra")
             for rank, process in enumerate(loaded["processes"]):
                 process["loggers"] = processes[rank]["loggers"] if rank < len(processes) else {}
             return loaded
@@ -324,7 +324,7 @@ class ResumeState:
             training=self._modes(),
             settings=self._settings(state.rank_zero_seed),
         )
-        return {**to_data(saved, _Saved, "extra"), "processes": processes}
+        return {**plain(saved, "extra"), "processes": processes}
 
     def _settings(self, seed: int) -> dict[str, Any]:
         return settings_of(self._state, self._data, seed=seed, frozen=self._num_frozen)
@@ -360,7 +360,8 @@ class ResumeState:
             saved: The data of :meth:`to_data`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
         """
-        if missing := [field.name for field in attrs.fields(_Saved) if field.name not in {**_ADDED, **saved}]:
+        required = [field.name for field in attrs.fields(_Saved) if field.default is attrs.NOTHING]
+        if missing := [name for name in required if name not in saved]:
             parts = [path for path in ignored if path.startswith("extra/")]
             reason = (
                 f"ignore {parts[0]!r} only together with all of 'extra'" if parts else "it is not what a Trainer saves"
@@ -563,12 +564,8 @@ def _problems_of_place(saved: _Saved, batches: Batches | None) -> list[str]:
     return [] if place is None or batches is None else batches.place_reader.problems(place, batches.position)
 
 
-_ADDED: dict[str, Any] = {"cooldown": None, "optimizers": {}, "requires_grad": {}, "training": None, "settings": {}}
-"""What earlier releases did not save."""
-
-
 def _read(saved: Mapping[str, Any]) -> _Saved:
-    return from_data({**_ADDED, **saved}, _Saved, "extra")  # type: ignore[no-any-return]
+    return read(dict(saved), _Saved, "extra")  # type: ignore[no-any-return]
 
 
 def _named(path: str, objects: Mapping[str, Any]) -> dict[str, Any]:
