@@ -234,10 +234,11 @@ class Trainer(Assembly):
         fast_dev_run: int = 0,
     ) -> None:
         warn_of_mosaicml()
-        settings = Settings.of(dict(locals()))
+        arguments = dict(locals())
+        settings = Settings.of(arguments)
         self._dry_run = check_dry_run(fast_dev_run)
         settings = dry_run_settings(settings, self._dry_run) if self._dry_run else settings
-        super().__init__(settings, given_arguments(Trainer.__init__, settings.given()))
+        super().__init__(settings, given_arguments(Trainer, arguments))
 
     if not TYPE_CHECKING:  # type checkers name what does not exist
 

@@ -4,6 +4,7 @@ import inspect
 import logging
 from itertools import repeat
 
+import attrs
 import pytest
 import torch
 
@@ -147,7 +148,8 @@ class TestGroups:
         declared = inspect.signature(Trainer).parameters
         defaults = {name: one.default for name, one in declared.items()}
 
-        used = Settings.of(defaults | {"model": make_classifier()}).given()
+        groups = attrs.asdict(Settings.of(defaults | {"model": make_classifier()}), recurse=False).values()
+        used = [field.alias for group in groups for field in attrs.fields(type(group)) if field.init]
 
         assert sorted([*used, "fast_dev_run"]) == sorted(declared)
         assert all(one.annotation is not inspect.Parameter.empty for one in declared.values())

@@ -181,16 +181,6 @@ class Settings:
         )  # fmt: skip
         return cls(*[group(**own_arguments(group, arguments)) for group in groups])
 
-    def given(self) -> dict[str, Any]:
-        """Return the arguments by their names in the constructor of the trainer."""
-        groups = attrs.asdict(self, recurse=False).values()
-        return {
-            field.alias or field.name: getattr(group, field.name)
-            for group in groups
-            for field in attrs.fields(type(group))
-            if field.init
-        }
-
     def check(self) -> tuple[Sequence[Callback], Sequence[LoggerDestination]]:
         """Return the callbacks that save checkpoints and the displays in the terminal, if all arguments fit together.
 

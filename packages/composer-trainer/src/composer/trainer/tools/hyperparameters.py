@@ -91,6 +91,10 @@ def hyperparameters(
 def given_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call that differ from their defaults, without those that have an entry of their own.
 
+    Args:
+        function: What is called.
+        arguments: The values by name; names that are no arguments are ignored.
+
     Example:
         >>> def fit(model, seed=None, precision=None, device="cpu"): ...
         >>> given_arguments(fit, {"model": 3, "seed": 17, "precision": "fp32", "device": "cpu"})
@@ -99,10 +103,10 @@ def given_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
     defaults = {name: one.default for name, one in inspect.signature(function).parameters.items()}
     return {
         name: value
-        for name, value in arguments.items()
+        for name, default in defaults.items()
         if name not in _DESCRIBED
-        and value is not defaults[name]
-        and not (isinstance(defaults[name], (bool, int, float, str)) and value == defaults[name])
+        and (value := arguments[name]) is not default
+        and not (isinstance(default, (bool, int, float, str)) and value == default)
     }
 
 
