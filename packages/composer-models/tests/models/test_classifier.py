@@ -785,6 +785,15 @@ class TestSeveralLabels:
         with pytest.raises(ValueError, match="CrossEntropy is a metric of samples with one class"):
             model.update_metric((None, self.labels), torch.randn(4, 3), CrossEntropy())
 
+    def test_lists_of_labels_raise(self):
+        """The targets of nn.MultiLabelMarginLoss are lists of ids, which end with -1."""
+        model = ComposerClassifier(nn.Linear(4, 3), loss_fn=nn.MultiLabelMarginLoss())
+        target = torch.tensor([[1, 2, -1], [0, 1, -1], [-1, -1, -1], [0, 2, -1]])
+
+        for is_train in (True, False):
+            with pytest.raises(ValueError, match="is a metric of samples with one class, and the targets have samples"):
+                self.updated(model, target, is_train=is_train)
+
     @pytest.mark.parametrize("target", [torch.eye(3)[[0, 1, 2, 0]].long(), torch.rand(4, 3).softmax(1)])
     def test_probabilities_are_one_label(self, target):
         """One-hot rows and probabilities have a most probable class."""

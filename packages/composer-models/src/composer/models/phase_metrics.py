@@ -194,10 +194,12 @@ def _kind(value: object) -> str:
 
 def check_one_label(metric: Metric, outputs: Tensor, target: Tensor) -> None:
     """Raise a ValueError if the first batch of a metric of classes has samples with several labels."""
-    # Only of the first, as the host waits for the device. Numbers above 1 are weights of classes, such as votes.
+    # Only of the first, as the host waits for the device. Numbers above 1 are weights of classes, such as votes, and
+    # integers below 0 follow the ids of a list, as nn.MultiLabelMarginLoss takes it.
     if metric.update_called or target.shape != outputs.shape:
         return
-    if bool((target.sum(1) > 1.5).any() & (target <= 1).all()):
+    are_lists = (target < 0).any() & (not target.is_floating_point())
+    if bool(are_lists | ((target.sum(1) > 1.5).any() & (target <= 1).all())):
         count = outputs.shape[1]
         raise ValueError(
             f"{type(metric).__name__} is a metric of samples with one class, and the targets have samples with several "
