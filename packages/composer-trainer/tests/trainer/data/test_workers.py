@@ -3,6 +3,7 @@
 import multiprocessing
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -49,3 +50,27 @@ def test_the_parent_ends_a_worker_that_hangs():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
     assert loader.worker_init_fn is wait_forever
     del batches
+
+
+GROUP_PROGRAM = """
+import os, signal, subprocess, sys
+from torch.utils.data import DataLoader
+from composer.trainer.data.workers import iterate
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+for _ in range(2):
+    batches = iterate(DataLoader(range(40), batch_size=2, num_workers=2, multiprocessing_context=sys.argv[1]))
+    subprocess.run(["kill", "-TERM", "--", f"-{os.getpgrp()}"])  # another process than the one that may end workers
+    next(batches)
+    subprocess.run(["kill", "-TERM", "--", f"-{os.getpgrp()}"])
+    print(1 + len(list(batches)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_signals_to_the_process_group(method):
+    """Workers that start by any method load all batches, also if they are just starting, and so do later ones."""
+    command = [sys.executable, "-W", "ignore", "-c", GROUP_PROGRAM, method]
+    process = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=120, check=False)
+
+    assert (process.returncode, process.stdout) == (0, "20\n20\n"), process.stderr

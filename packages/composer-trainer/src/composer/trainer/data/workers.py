@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any
 
 
@@ -27,6 +28,9 @@ def iterate(loader: Any) -> Iterator[Any]:
     """
     if not (getattr(loader, "num_workers", 0) and hasattr(signal, "sigwaitinfo")):  # not on macOS and Windows
         return iter(loader)
+    context: Any = getattr(loader, "multiprocessing_context", None) or multiprocessing
+    if context.get_start_method() != "fork":
+        resource_tracker.ensure_running()  # it starts with the first worker otherwise, and then unblocks the signals
     initialize = loader.worker_init_fn
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     loader.worker_init_fn = partial(_initialize, initialize)
