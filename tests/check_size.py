@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
+CENTRAL = ("core", "trainer", "checkpoint", "distributed")
+"""The rooms that a reader of a step, a save or a load walks through; without ``core/testing``."""
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,
@@ -28,6 +30,17 @@ WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDe
 def sources() -> list[Path]:
     """Return the modules of the packages."""
     return sorted(ROOT.glob("packages/*/src/**/*.py"))
+
+
+def is_central(path: Path) -> bool:
+    """Return whether a module is in one of the central rooms."""
+    parts = module_name(path).split(".")
+    return len(parts) > 1 and parts[1] in CENTRAL and parts[1:3] != ["core", "testing"]
+
+
+def tests() -> list[Path]:
+    """Return the modules of the tests, with their fixtures and programs."""
+    return sorted([*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "conftest.py"])
 
 
 def code_lines(source: str) -> set[int]:
@@ -116,6 +129,8 @@ def main() -> int:
     circle = max(import_circles(), key=len, default=[])
     sizes = {
         "code-lines": (sum(lines.values()), "all packages"),
+        "central-lines": (sum(lines[path] for path in lines if is_central(path)), ", ".join(CENTRAL)),
+        "test-lines": (sum(len(code_lines(path.read_text())) for path in tests()), "all tests"),
         "body-lines": (found[longest][1], f"{longest.relative_to(ROOT)}: {found[longest][0]}"),
         "file-lines": (texts[largest].count("\n"), str(largest.relative_to(ROOT))),
         "circle-modules": (len(circle), ", ".join(circle)),
