@@ -1,5 +1,7 @@
 """The check of an exact resume, for users."""
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -47,8 +49,10 @@ def test_other_batches_raise():
 
 def test_other_weights_raise():
     """Weights that are initialized differently in each call are named, as the batches are equal."""
+    seeds = itertools.count()
 
     def make_other(**settings):
+        torch.manual_seed(next(seeds))
         network = torch.nn.Linear(4, 3)
         return small_run(
             network=network, train_dataloader=DataLoader(DATA, batch_size=4), max_duration="2ep", **settings
