@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from lightning.pytorch import Callback
@@ -161,6 +161,8 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the training."""
+        if self._trainer is None:
+            self._reject_late_addition()
         self.adapter.begin_fit(trainer.optimizers, **_length(trainer))
         enter_training_mode(pl_module)
         self._check_closures(trainer)
@@ -170,12 +172,15 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
         if isinstance(self._chosen, str):
             self._chosen = pl_module.get_submodule(self._chosen)
 
+    def _reject_late_addition(self) -> NoReturn:
+        raise RuntimeError(
+            "ComposerCallback was added to the Trainer after fit began. Pass it to Trainer(callbacks=...)."
+        )
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin an epoch with its first batch, as Lightning does not call its hook again after every resume."""
         if self._trainer is None:
-            raise RuntimeError(
-                "ComposerCallback was added to the Trainer after fit began. Pass it to Trainer(callbacks=...)."
-            )
+            self._reject_late_addition()
         self.adapter.begin_epoch()
         self._is_repeated = False
 
