@@ -52,6 +52,8 @@ WEIGHTED = WeightedRandomSampler(torch.ones(20), 20)
             "sampler: RandomSampler was saved, SequentialSampler is set.",
         ),
         ({"train_dataloader": loader(2)}, "samples a batch: 4 was saved, 2 is set."),
+        ({"train_dataloader": loader(generator=torch.Generator().manual_seed(3))}, "None was saved, 3 is set."),
+        ({"train_subset_num_batches": 4}, "subset_num_batches: -1 was saved, 4 is set."),
     ],
 )
 def test_changed_settings_warn(tmp_path, changes, row, stop):

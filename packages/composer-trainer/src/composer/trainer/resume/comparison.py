@@ -37,11 +37,12 @@ def settings_of(state: State, data: TrainingData, *, seed: int, frozen: int) -> 
     if data.batches is None:
         return settings
     loader, sizes = data.batches.spec.dataloader, data.batches.place_reader.sizes
-    found: dict[str, Any] = {"class": type(loader).__name__, **sizes}
+    found: dict[str, Any] = {"class": type(loader).__name__, **sizes, "subset_num_batches": data.subset_num_batches}
     if "samples a batch" in sizes:
         found["samples a batch"] = sizes["samples a batch"] * get_data_world_size()  # the same for fewer processes
     if isinstance(loader, DataLoader):
         found["drop_last"] = loader.drop_last
+        found["seed of its generator"] = loader.generator and loader.generator.initial_seed()
         found |= {name: type(getattr(loader, name)).__name__ for name in ("dataset", "sampler", "batch_sampler")}
     return settings | {f"train_dataloader.{name}": value for name, value in found.items()}
 
