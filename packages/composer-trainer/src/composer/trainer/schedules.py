@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from composer.core import State, Time, TimeUnit
-from composer.core.checks import as_list, caller_level, is_flag
+from composer.core.checks import as_list, caller_level, is_flag, own_arguments
 from composer.core.codec import Record
 from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, WarmupStableDecayScheduler, compile_composer_scheduler
@@ -189,27 +189,22 @@ class TrainingSchedule:
     def _scale(self) -> Time | None:
         return None if self._max_duration is None else scaled(self._max_duration, self.ratio)
 
-    def changed(
-        self,
-        duration: Time | None,
-        schedulers: SchedulerLike | Sequence[SchedulerLike] | None,
-        ratio: float,
-        step_every_batch: bool | None,
-    ) -> TrainingSchedule:
-        """Return the schedule with the arguments of ``fit`` that are not None; ``ratio`` is that of new schedulers.
+    def changed(self, given: Mapping[str, Any], duration: Time | None) -> TrainingSchedule:
+        """Return the schedule with its arguments among those of ``fit`` that are not None, for a duration of its own.
 
         Raises:
             TypeError: A scheduler is neither a torch scheduler nor a function.
             ValueError: There is nothing to scale.
         """
-        if ratio != 1 and duration is None and schedulers is None:
+        new = own_arguments(TrainingSchedule, given, without_none=True)
+        ratio = new.pop("scale_schedule_ratio")
+        if ratio != 1 and duration is None and "schedulers" not in new:
             raise ValueError(
                 f"scale_schedule_ratio={ratio} scales the duration and the schedulers of this call, and neither is "
                 "given: give duration or schedulers, too, or give the ratio to the Trainer."
             )
-        new: dict[str, Any] = {} if schedulers is None else {"schedulers": schedulers, "scale_schedule_ratio": ratio}
-        new |= {} if step_every_batch is None else {"step_schedulers_every_batch": step_every_batch}
         # The duration was scaled at construction: the ratio of this call is that of its schedulers.
+        new |= {"scale_schedule_ratio": ratio} if "schedulers" in new else {}
         changed = attrs.evolve(self, max_duration=None, **new) if new else self
         changed.max_duration, changed.end_of_part = self.max_duration, self.end_of_part
         return changed

@@ -315,7 +315,7 @@ class Trainer(Assembly):
         new_precision = state.precision if precision is None else choose_precision(precision, state.device)
         check_precision(state, new_precision)
         part, length = scaled_lengths(duration, cooldown, scale_schedule_ratio)
-        training = self._schedule.changed(part, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        training = self._schedule.changed(given, part)
         check_optimizers_of(training.schedulers, state.optimizers)
         data, evaluations = self._data.changed(given), self._evaluations.with_changes(given)
         check_labels(evaluations.evaluators, data.label)
