@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composer.core import Precision, State, get_precision_context
+from composer.core.checks import caller_level
 from composer.core.evaluator import has_modes
 from composer.core.optimizers import unwrapped, wants_closure
 from composer.optim import DecoupledSGDW
@@ -203,7 +204,7 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             f"requires_grad=True, such as {forgotten[0]!r}, so they would not be trained. Give them to an optimizer, "
             "or set their requires_grad to False.",
             UserWarning,
-            stacklevel=7,  # the caller of the constructor, which is wrapped
+            stacklevel=caller_level(),
         )
 
 
