@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from composer.models import ComposerModel
     from composer.trainer import Trainer
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Algorithm",
