@@ -207,19 +207,21 @@ _SEQUENCES: Mapping[type, str] = {list: "", torch.Size: "$tuple", tuple: "$tuple
 
 
 def _encode_mapping(mapping: Mapping[Any, Any], place: _Place, depth: int, store: _Store) -> Any:
-    tag = _MAPPINGS.get(type(mapping))
+    kind: Any = type(mapping)
+    tag = _MAPPINGS.get(kind)
     pairs, is_json = [], tag is None
     for key, item in mapping.items():
+        name = key
         if type(key) is not str:
             is_json = False
             if any(isinstance(part, Tensor) for part in (key if type(key) is tuple else (key,))):
                 raise NotSerializableError(_text(place), "a tensor cannot be a dictionary's key.")
-            key = _encode(key, place, depth, store)  # noqa: PLW2901
+            name = _encode(key, place, depth, store)
         elif key.startswith("$"):
             is_json = False
-        pairs.append([key, _encode(item, (place, key), depth, store)])
+        pairs.append([name, _encode(item, (place, key), depth, store)])
     if store is None:
-        return dict(pairs) if tag is None else type(mapping)(dict(pairs))
+        return dict(pairs) if tag is None else kind(dict(pairs))
     return dict(pairs) if is_json else {tag or "$dict": pairs}
 
 
@@ -320,18 +322,21 @@ def _decode_tagged(
     with contextlib.suppress(TypeError, ValueError, AttributeError, KeyError, OverflowError, RuntimeError):
         if inner is content:
             return _CODECS[tag][2](content)
-        return _member(*inner, place) if tag == "$enum" else _FROM_LIST[tag](inner)
+        return _FROM_LIST[tag](inner) if tag != "$enum" else _member(inner, place)
     raise _malformed({tag: content}, place)
 
 
 _FROM_LIST: Mapping[str, Callable[[list[Any]], Any]] = {
     **{tag: kind for kind, tag in _SEQUENCES.items()},
-    **{tag: lambda pairs, kind=kind: kind(dict(pairs)) for kind, tag in {dict: "$dict", **_MAPPINGS}.items()},
+    "$dict": dict,
+    "$counter": lambda pairs: Counter(dict(pairs)),
+    "$ordered": OrderedDict,
 }
 
 
-def _member(name: str, value: Any, place: _Place) -> Any:
+def _member(saved: list[Any], place: _Place) -> Any:
     """Return a member of an enumeration, or with a warning its value if no loaded module has the enumeration."""
+    name, value = saved
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):
@@ -465,7 +470,7 @@ def _read_items(value: Any, origin: type, arguments: tuple[Any, ...], path: str)
     if len(arguments) != len(value):
         raise ValueError(f"{path or 'The value'}: must have {len(arguments)} items, got {shortened(value)}.")
     pairs = zip(value, arguments, strict=True)
-    return type(value)(read(item, one, at(path, index)) for index, (item, one) in enumerate(pairs))  # type: ignore[call-arg]
+    return type(value)(read(item, one, at(path, index)) for index, (item, one) in enumerate(pairs))
 
 
 def _read_record(data: dict[str, Any], kind: Any, path: str) -> Any:
