@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
@@ -311,7 +312,8 @@ class Changes:
     """The attributes that differ from their values at construction, and that no checkpoint contains.
 
     Of modules of installed packages, such as torch's, public numbers are compared (``dropout.p``), and of other objects
-    all attributes, unless their class is from an installed package. Nothing waits for a device.
+    all attributes, unless their class is from an installed package; of all modules also the type. Nothing waits for a
+    device.
 
     Args:
         objects: The objects by name.
@@ -383,15 +385,21 @@ def _marks(objects: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
 
 
 def _numbers(objects: Mapping[str, Any]) -> dict[str, str]:
-    """Return the public numbers of the modules of installed packages; those of this library are restored by it."""
-    return {
-        at(path, name): repr(value)
-        for path, holder in _holders(objects)
-        if isinstance(holder, nn.Module) and _is_of_package(type(holder).__module__) and not _saves_attributes(holder)
-        if not type(holder).__module__.startswith("composer.")
-        for name, value in vars(holder).items()
-        if name not in _HIDDEN and not name.startswith("_") and is_number(value)
-    }
+    """Return the types of modules, and public numbers of those of installed packages; this library restores its own."""
+    found: dict[str, str] = {}
+    for path, holder in _holders(objects):
+        if not isinstance(holder, nn.Module) or isinstance(holder, LazyModuleMixin):  # which changes in its first pass
+            continue
+        kind = type(holder)
+        found[path] = kind.__qualname__
+        if (
+            _is_of_package(kind.__module__)
+            and not kind.__module__.startswith("composer.")
+            and not _saves_attributes(holder)
+        ):
+            public = {name: value for name, value in vars(holder).items() if name not in _HIDDEN and name[0] != "_"}
+            found |= {at(path, name): repr(value) for name, value in public.items() if is_number(value)}
+    return found
 
 
 def _mark(value: Any) -> tuple[Any, str]:
