@@ -113,7 +113,14 @@ def test_inherited_hooks(make):
 
 @pytest.mark.parametrize(
     ("name", "event"),
-    [("on_train_epoch_end", "epoch_end"), ("on_validation_end", "eval_end"), ("on_step_end", "batch_end")],
+    [
+        ("on_train_epoch_end", "epoch_end"),
+        ("on_validation_end", "eval_end"),
+        ("on_step_end", "batch_end"),
+        ("on_after_backward", "after_backward"),
+        ("on_test_epoch_end", "eval_end"),
+        ("on_predict_start", "predict_start"),
+    ],
 )
 def test_hooks_of_other_trainers(name, event):
     """A hook of Lightning or Transformers gives a warning with the event of this library, whatever its arguments."""

@@ -148,11 +148,18 @@ _OF_OTHERS = {
     **dict.fromkeys(("on_train_epoch_end", "on_epoch_end"), "epoch_end"),
     **dict.fromkeys(("on_train_batch_start", "on_step_begin", "on_train_batch_begin"), "batch_start"),
     **dict.fromkeys(("on_train_batch_end", "on_step_end"), "batch_end"),
-    **dict.fromkeys(("on_validation_start", "on_validation_epoch_start", "on_test_begin"), "eval_start"),
+    **dict.fromkeys(
+        ("on_validation_start", "on_validation_epoch_start", "on_test_start", "on_test_begin"), "eval_start"
+    ),
     **dict.fromkeys(("on_validation_end", "on_validation_epoch_end", "on_evaluate", "on_test_end"), "eval_end"),
+    **dict.fromkeys(("on_validation_batch_start", "on_test_batch_start", "on_test_batch_begin"), "eval_batch_start"),
+    "on_before_backward": "before_backward",
+    "on_after_backward": "after_backward",
+    "on_test_epoch_end": "eval_end",
     **dict.fromkeys(("on_validation_batch_end", "on_test_batch_end"), "eval_batch_end"),
     **dict.fromkeys(("on_before_optimizer_step", "on_pre_optimizer_step"), "after_train_batch"),
     **dict.fromkeys(("on_save_checkpoint", "on_save"), "batch_checkpoint"),
+    **dict.fromkeys(("on_predict_start", "on_predict_begin"), "predict_start"),
     **dict.fromkeys(("on_predict_end", "on_predict_epoch_end"), "predict_end"),
 }
 """Hooks of Lightning, Transformers and Keras by name, with the events of this library."""
