@@ -97,11 +97,11 @@ KNOWN_STEPS = {
 class TestKnownNumbersOfSteps:
     """A schedule of so many steps as the training has batches steps after each epoch only by mistake."""
 
-    def run(self, make, steps, max_duration="4ep", **options):
+    def run(self, make, steps, max_duration="4ep", part=None, **options):
         model = make_classifier()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"optimizers": optimizer, "schedulers": make(optimizer, steps), "max_duration": max_duration}
-        small_run(model=model, **settings, **options).fit()
+        small_run(model=model, **settings, **options).fit(duration=part)
 
     @pytest.mark.parametrize("max_duration", ["4ep", "20ba"])
     @pytest.mark.parametrize("name", KNOWN_STEPS)
@@ -110,6 +110,12 @@ class TestKnownNumbersOfSteps:
         message = rf"{name} has (19|20) steps, .* makes 4 steps.*in 20 batches.*step_schedulers_every_batch=True"
         with pytest.warns(UserWarning, match=message):
             self.run(KNOWN_STEPS[name], 20, max_duration)
+
+    @pytest.mark.parametrize("part", ["1ep", "1ba"])
+    def test_of_a_training_in_parts(self, part):
+        """The steps are compared with all of the training."""
+        with pytest.warns(UserWarning, match="CosineAnnealingLR has 20 steps.* a training of '4ep' makes 4 steps"):
+            self.run(lr_scheduler.CosineAnnealingLR, 20, part=part)
 
     @pytest.mark.parametrize("options", [{"step_schedulers_every_batch": choice} for choice in (True, False)])
     def test_a_choice_does_not_warn(self, options):

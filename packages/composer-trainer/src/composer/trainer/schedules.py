@@ -261,7 +261,7 @@ class TrainingSchedule:
         every_epoch = [scheduler for scheduler in [*ready, *by_clock] if scheduler not in every_batch]
         if self.step_every_batch is None:
             for scheduler in ready:
-                _warn_of_steps(scheduler, state)
+                _warn_of_steps(scheduler, self.max_duration or state.max_duration, state.dataloader_len)
         return Schedules(tuple(every_batch), tuple(every_epoch), tuple(by_clock))
 
 
@@ -277,9 +277,9 @@ def _known_steps(scheduler: LRScheduler) -> int:
     return max(*steps, *getattr(scheduler, "milestones", ()))
 
 
-def _warn_of_steps(scheduler: LRScheduler, state: State) -> None:
+def _warn_of_steps(scheduler: LRScheduler, end: Time | None, length: int | None) -> None:
     """Warn if a scheduler that steps after each epoch has about as many steps as the training has batches."""
-    end, length, steps = state.max_duration, state.dataloader_len, _known_steps(scheduler)
+    steps = _known_steps(scheduler)
     if end is None or length is None or end.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
         return
     epochs, batches = (end.value, end.value * length) if end.unit is TimeUnit.EPOCH else (end.value / length, end.value)
