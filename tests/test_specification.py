@@ -133,7 +133,11 @@ class TestImports:
     @pytest.mark.parametrize("line", IMPORTS.strip().splitlines())
     def test_names_of_the_pages(self, line):
         """Each name is imported from where the pages import it, without a warning."""
-        exec(line, {})
+        names = {}
+
+        exec(line, names)
+
+        assert names.keys() >= {name.split()[-1] for name in line.partition(" import ")[2].split(",")}
 
     @pytest.mark.parametrize(
         ("module", "name"), [("composer.core.serializable", "Serializable"), ("composer.core.algorithm", "Algorithm")]

@@ -55,4 +55,6 @@ def test_a_stopped_run_continues_as_one_that_was_not(name, workers, stop, tmp_pa
 @pytest.mark.parametrize("name", [name for name in LOADERS if name != "webdataset_that_counts"])
 def test_two_processes(name, workers, tmp_path):
     """Each of two processes has its batches, also after a stop within, between and in the second of two epochs."""
-    run_processes(Path(__file__).with_name("program.py"), 2, tmp_path, name, workers, "3ba", "1ep", "7ba")
+    outputs = run_processes(Path(__file__).with_name("program.py"), 2, tmp_path, name, workers, "3ba", "1ep", "7ba")
+
+    assert all("exact" in output for output in outputs)

@@ -391,7 +391,7 @@ class TestLossesOfWholeBatches:
         model = ComposerClassifier(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), num_classes=3)
         model.module[1].eval().requires_grad_(False)
 
-        small_run(model=model, device_train_microbatch_size=1, max_duration="1ba").fit()
+        assert small_run(model=model, device_train_microbatch_size=1, max_duration="1ba").fit().steps == 1
 
 
 class TestSums:

@@ -101,7 +101,7 @@ class TestKnownNumbersOfSteps:
         model = make_classifier()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"optimizers": optimizer, "schedulers": make(optimizer, steps), "max_duration": max_duration}
-        small_run(model=model, **settings, **options).fit(duration=part)
+        return small_run(model=model, **settings, **options).fit(duration=part)
 
     @pytest.mark.parametrize("max_duration", ["4ep", "20ba"])
     @pytest.mark.parametrize("name", KNOWN_STEPS)
@@ -120,12 +120,12 @@ class TestKnownNumbersOfSteps:
     @pytest.mark.parametrize("options", [{"step_schedulers_every_batch": choice} for choice in (True, False)])
     def test_a_choice_does_not_warn(self, options):
         """The argument says when they step."""
-        self.run(lr_scheduler.CosineAnnealingLR, 20, **options)
+        assert self.run(lr_scheduler.CosineAnnealingLR, 20, **options).steps == 20
 
     @pytest.mark.parametrize("steps", [2, 4, 5, 40])
     def test_other_numbers_do_not_warn(self, steps):
         """A schedule in epochs may be shorter than the training, or longer."""
-        self.run(lr_scheduler.CosineAnnealingLR, steps)
+        assert self.run(lr_scheduler.CosineAnnealingLR, steps).steps == 20
 
 
 class TestProlongedTraining:
@@ -164,7 +164,9 @@ class TestProlongedTraining:
         """The end of a training may be moved if the rate does not depend on it."""
         self.run(tmp_path / "first", "4ba", scheduler, stop_at="3ba")
 
-        self.run(tmp_path / "second", max_duration, scheduler, load_path=str(tmp_path / "first" / "ep0-ba3"))
+        second = self.run(tmp_path / "second", max_duration, scheduler, load_path=str(tmp_path / "first" / "ep0-ba3"))
+
+        assert second.state.timestamp.batch == max_duration
 
 
 class TestSchedulesOverSeveralFits:
