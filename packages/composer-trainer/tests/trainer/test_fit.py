@@ -28,7 +28,7 @@ class TestNaN:
             train_dataloader=DataLoader(data, batch_size=4), algorithms=algorithms, max_duration=max_duration
         )
 
-        with pytest.warns(UserWarning, match=r"is not a number \(NaN\) since batch 0, counted from 0") as caught:
+        with pytest.warns(UserWarning, match=r"loss is 0 in all batches.*ignore_index") as caught:
             trainer.fit()
 
         assert len(caught) == 1
@@ -51,7 +51,7 @@ class TestNaN:
         loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, torch.nan, 1.0]))
         trainer = small_run(model=make_classifier(loss_fn=loss), max_duration="1ep")
 
-        with pytest.warns(UserWarning, match="labels .*, the weights of classes"):
+        with pytest.warns(UserWarning, match="labels, the weights of classes"):
             trainer.fit()
 
 
@@ -445,7 +445,7 @@ class TestModes:
         assert torch.equal(frozen.running_mean, before)
         assert [module.training for module in model.modules()] == modes
 
-    @pytest.mark.parametrize("use", ["fit", "find_lr", "summary", "load_weights"])
+    @pytest.mark.parametrize("use", ["fit", "find_lr", "load_weights"])
     def test_base_model_in_evaluation_mode(self, use, tmp_path):
         """A base model as ``from_pretrained`` returns it trains under a new head, also after an evaluation."""
         base, trains = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout()).eval(), []

@@ -26,6 +26,7 @@ from composer.callbacks import (
     GarbageCollector,
     Generate,
     GradientNoiseScale,
+    GradualUnfreezing,
     ImageVisualizer,
     LoadCheckpoint,
     LRMonitor,
@@ -98,6 +99,7 @@ CALLBACKS = {
     GarbageCollector: Case(lambda folder: GarbageCollector("2ba")),
     Generate: Case(lambda folder: Generate(["a"], "100ba")),
     GradientNoiseScale: Case(lambda folder: GradientNoiseScale(batch_log_interval=2)),
+    GradualUnfreezing: Case(lambda folder: GradualUnfreezing()),
     ImageVisualizer: Case(lambda folder: ImageVisualizer("3ba")),
     LRMonitor: Case(lambda folder: LRMonitor()),
     LoadCheckpoint: Case(

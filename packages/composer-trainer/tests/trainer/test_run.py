@@ -451,6 +451,7 @@ def test_losses_in_callbacks_of_several_processes(tmp_path):
         assert [float(each) for each in printed.split()] == pytest.approx(expected)
 
 
+@pytest.mark.filterwarnings("ignore:The training loss is 0 in all batches")
 @pytest.mark.parametrize(
     "loss_fn", [soft_cross_entropy, nn.CrossEntropyLoss(ignore_index=1), nn.functional.cross_entropy]
 )

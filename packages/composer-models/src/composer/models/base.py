@@ -273,7 +273,7 @@ def compute_loss(
 
 def zero_without_terms(loss: Tensor, terms: Tensor | None) -> Tensor:
     """Return a mean over terms, and 0 instead of NaN if there is none; its gradients are 0 then, too."""
-    return loss if terms is None else loss.where(terms > 0, 0.0)
+    return loss if terms is None else loss.where(terms != 0, 0.0)  # also NaN as the weight of a class stays
 
 
 def known_cross_entropy(loss_fn: Any, smoothing: float = 0.0) -> Callable[..., Tensor] | None:

@@ -253,17 +253,24 @@ class Run:
             log_train_metrics(self.state, self.engine.logger)
 
     def warn_of_nan(self) -> None:
-        """Warn once if the last loss is not a number; called after epochs only, as it waits for the device."""
+        """Warn once if the last loss is not a number, or all are 0; after epochs only, as it waits for the device."""
         if not self._epoch_losses:
             return
         losses = torch.hstack(self._epoch_losses)
-        self._epoch_losses = None if losses[-1].isnan() else []
-        if self._epoch_losses is None:
+        is_nan, are_zero = bool(losses[-1].isnan()), not losses.any()
+        self._epoch_losses = None if is_nan or are_zero else []
+        if are_zero:
+            warnings.warn(
+                "The training loss is 0 in all batches, so that nothing is learned. Check that the labels are not all "
+                "ignored (ignore_index).",
+                stacklevel=2,
+            )
+        if is_nan:
             others = (~losses.isnan()).nonzero()
             since = int(self.state.timestamp.batch) - len(losses) + (int(others[-1]) + 1 if len(others) else 0)
             warnings.warn(
                 f"The training loss is not a number (NaN) since batch {since}, counted from 0. Check the data, the "
-                "labels (a mean over ignored labels only is NaN), the weights of classes and the learning rate. "
+                "labels, the weights of classes and the learning rate. "
                 "Trainer(callbacks=[NaNMonitor()]) ends a training at the first such batch.",
                 stacklevel=2,
             )
