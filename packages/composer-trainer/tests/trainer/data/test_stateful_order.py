@@ -406,13 +406,13 @@ class TestStateOfALoader:
 
         assert resumed != batches[5:]  # if they are equal, the warning is not needed
 
-    def test_a_loader_that_cannot_load_the_state_warns(self, tmp_path):
-        """The order of a DataLoader is another one than that of the loader whose place within an epoch was saved."""
+    def test_another_loader_warns(self, tmp_path):
+        """A loader of another class than the one whose place within an epoch was saved is a changed setting."""
         saving = {"save_folder": tmp_path, "save_interval": "1ba", "save_filename": "{batch}-{epoch}"}
         self.fit(lambda: Saving(3), -1, max_duration="1ep", **saving)
         loader = DataLoader(vectors(12), batch_size=4)
 
-        with pytest.warns(UserWarning, match="saved its own state before the run stopped, and this one has no"):
+        with pytest.warns(UserWarning, match=r"train_dataloader\.class: Saving was saved, DataLoader is set"):
             self.fit(lambda: loader, -1, load_path=tmp_path / "2-0")
 
     @pytest.mark.parametrize("place", [2, 3])
