@@ -2,10 +2,9 @@
 
 torchrun ... failing_training.py HOW FOLDER
 
-``HOW`` is ``raises``, ``dies``, ``hangs``, ``signalled`` for a SIGTERM that only the last process gets,
-``signalled-twice`` for a further one to the first process when all have stopped, which the program handles,
-``dies-saving`` for one that dies while it writes its part of a checkpoint, or ``trains`` for a training without
-failures. ``DEVICE`` is ``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some random processes die at
+``HOW`` is ``raises``, ``dies``, ``signalled`` for a SIGTERM that only the last process gets, ``signalled-twice`` for a
+further one to the first process when all have stopped, which the program handles, ``dies-saving`` for one that dies
+while it writes its part of a checkpoint, or ``trains`` for a training without failures. ``DEVICE`` is ``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some random processes die at
 random moments of every start but the last, and each start resumes from the last checkpoint. The last rank fails, and
 writes the time to ``<folder>/failed``; rank 0 writes the final weights to ``<folder>/weights.pt``.
 """
@@ -68,10 +67,7 @@ class Fails(Callback):
             raise KeyError("the labels")
         if self.how == "dies":
             die()
-        if self.how.startswith("signalled"):
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        time.sleep(300)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def fit_end(self, state, logger):
         if self.how == "signalled-twice" and distributed.get_global_rank() == 0:

@@ -4,22 +4,19 @@ import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-import weakref
 
 import pytest
 import torch
 
 from composer.checkpoint import newest_checkpoint
 from composer.core import Callback
-from composer.trainer import stopping
-from composer.trainer.stopping import BatchLimit, Stopped, StopSignals
-from fixtures import make_classifier, make_loader, runs, small_run
+from composer.trainer.stopping import Stopped, StopSignals
+from fixtures import make_loader, runs, small_run
 
 PROGRAM = """
 import signal, sys, time, torch
@@ -179,64 +176,6 @@ def test_signal_to_the_process_group(tmp_path, number, phase, kind):
     assert newest_checkpoint(tmp_path).manifest.timestamp.batch >= 3
 
 
-def test_batch_that_does_not_end(tmp_path):
-    """Some time after a SIGTERM the process ends with exit code 143, and the stacks of all threads are printed."""
-    limit = "import composer.trainer.stopping; composer.trainer.stopping._BATCH_SECONDS = 0.3\n"
-    program = limit + PROGRAM.replace("time.sleep(0.2)", "time.sleep(300)").replace("CALL", "trainer.fit()")
-    command = [sys.executable, "-c", program, str(tmp_path / "log.jsonl")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=60)
-
-    assert (process.returncode, output) == (143, "")
-    assert "batch 0 did not end within 0 seconds after a SIGTERM; the stacks of all threads:" in errors
-    assert "in batch_start" in errors
-
-
-class Reports(BatchLimit):
-    """Calls a function instead of ending the process."""
-
-    def __init__(self, batch, report):
-        super().__init__(batch)
-        self._report = report
-
-    def abort(self, reason):
-        self._report(reason)
-        self.ended.set()
-
-
-def test_a_batch_may_take_20_seconds(monkeypatch):
-    """It is ended after 20 seconds of its own time, before torchrun's and SLURM's 30 seconds are over."""
-    clock, ended, batches = iter(range(100)), [], iter([1, 1, 1, *[2] * 100])
-    limit = Reports(lambda: next(batches), lambda reason: ended.append((next(clock) - 1, reason)))
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(limit.ended, "wait", lambda _: bool(ended))
-
-    limit.watch()
-
-    # Batch 2 is seen at 3 seconds.
-    assert ended == [(24, "batch 2 did not end within 20 seconds after a SIGTERM")]
-
-
-def test_loss_of_a_process_is_timed_from_when_it_is_seen(monkeypatch):
-    """If another process ends long after the SIGTERM, the batch still has some time to fail by itself."""
-    seen, ended = [], []
-
-    def is_lost():
-        seen.append(time.monotonic())
-        return len(seen) > 5
-
-    monkeypatch.setattr(stopping, "lost_processes", is_lost)
-    monkeypatch.setattr(stopping, "_LOST_SECONDS", 0.3)
-
-    Reports(lambda: 7, lambda reason: ended.append((time.monotonic() - seen[5], reason))).watch()
-
-    [(seconds, reason)] = ended
-    assert seconds > 0.25  # the clock is read before the loss is seen
-    assert reason == "batch 7 did not end after a SIGTERM and the end of another process"
-
-
 class Interrupting(Callback):
     """Sends a Ctrl-C at an event, once, and records when it is closed."""
 
@@ -320,23 +259,17 @@ class TestListening:
         assert during is not before
         assert signal.getsignal(signal.SIGTERM) is before
 
-    def test_second_context(self, monkeypatch):
+    def test_second_context(self):
         """The end of a second context of the same object restores only what this one has installed."""
-        monkeypatch.setenv("WORLD_SIZE", "2")
         signals = StopSignals()
         with signals:
             pass
-        reader, writer = socket.socketpair()
-        writer.setblocking(False)
         handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-        with reader, writer:
-            signal.set_wakeup_fd(writer.fileno())  # as an event loop does
-            with signals:
-                pass
-            found = signal.set_wakeup_fd(-1) == writer.fileno(), signal.signal(signal.SIGTERM, handler)
+        with signals:
+            pass
 
-        assert found == (True, signal.SIG_IGN)
+        assert signal.signal(signal.SIGTERM, handler) is signal.SIG_IGN
 
     def test_user_handler_is_called_at_the_end(self):
         """A handler of the program is called when the run has ended."""
@@ -362,30 +295,6 @@ class TestListening:
             assert (outer.received, inner.received) == (signal.SIGTERM, None)
         finally:
             signal.signal(signal.SIGTERM, before)
-
-    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-    def test_forked_processes(self, monkeypatch):
-        """One of several processes reads its signals in a thread; a fork does not, and the hook keeps no run alive."""
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        model = make_classifier()
-        alive = weakref.ref(model)
-        signals = StopSignals(lambda model=model: int(model.training))
-
-        with signals:
-            child = os.fork()
-            descriptor = signal.set_wakeup_fd(-1)
-            if child == 0:
-                os._exit(descriptor != -1)
-            signal.set_wakeup_fd(descriptor)
-            _, status = os.waitpid(child, 0)
-        for thread in threading.enumerate():
-            if thread.name == "stopping":
-                thread.join(10)
-        del model, signals
-        gc.collect()
-
-        assert (descriptor != -1, status) == (True, 0)
-        assert alive() is None
 
     def test_incomplete_results_raise(self):
         """If the program handles the signal itself, an evaluation raises instead of returning a part of its results."""

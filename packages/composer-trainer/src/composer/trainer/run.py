@@ -83,10 +83,7 @@ class Run:
         if not self._begins_after_end:
             schedules.follow_clock(self.state)
         self.clock = TrainingClock(self.state)
-        self._is_in_batch = False
-        # StopSignals compares the numbers of batches to see whether one has ended. It sets no limit between batches, in
-        # an evaluation or while a checkpoint is written.
-        self.signals = StopSignals(lambda: int(self.state.timestamp.batch) if self._is_in_batch else None)
+        self.signals = StopSignals()
         self.gradients = BatchGradients(
             engine, batches, optimization, parallel, self.clock, self.signals, by_tokens=weigh_by_tokens
         )
@@ -141,10 +138,8 @@ class Run:
 
     def next_batch(self) -> bool:
         """Set the state's next batch; return False at the end of the epoch."""
-        self._is_in_batch = True
         batch = self.batches.next()
         if batch is END:
-            self._is_in_batch = False
             return False
         position = self.batches.position
         if self.state.dataloader_len != position.length:  # the epoch has more batches than announced
@@ -190,7 +185,6 @@ class Run:
     def count_batch(self) -> None:
         """Advance the clock and the learning rates by a batch."""
         totals, self.state.microbatch = self._totals, -2
-        self._is_in_batch = False
         if totals.stop == 2:  # a signal
             self.signals.is_agreed = True
         # Clocks of several processes must agree: the time of a batch is counted with the next one.

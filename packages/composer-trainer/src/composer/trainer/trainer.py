@@ -389,7 +389,7 @@ class Trainer(Assembly):
         if eval_dataloader is not None:
             check_can_be_evaluated(self.state.model)
             prepare_metrics(self.state, evaluators)
-        with self._stopped_by(StopSignals(lambda: int(self.state.eval_timestamp.batch))) as signals:
+        with self._stopped_by(StopSignals()) as signals:
             self.engine.run_event(Event.EVAL_STANDALONE_START)
             results = evaluate(self.engine, evaluators, subset, signals)
             self.engine.run_event(Event.EVAL_STANDALONE_END)
@@ -426,7 +426,7 @@ class Trainer(Assembly):
         check_flags(return_outputs=return_outputs, join=join, with_targets=with_targets)
         check_subset("subset_num_batches", subset_num_batches)
         spec, subset = ensure_data_spec(dataloader), self._dry_run or subset_num_batches
-        with self._stopped_by(StopSignals(lambda: int(self.state.predict_timestamp.batch))) as signals:
+        with self._stopped_by(StopSignals()) as signals:
             collected = predict(self.engine, spec, subset, signals, collect=return_outputs, targets=with_targets)
         return collected.joined() if join else collected.outputs
 
