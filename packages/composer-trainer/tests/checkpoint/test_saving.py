@@ -487,20 +487,6 @@ class TestWrite:
         assert all("has not answered" in reason for reason in group.errors(*tasks))
         assert time.monotonic() - began < group.timeout / 2
 
-    def test_another_process_ends(self, group, tmp_path, monkeypatch):
-        """A process does not wait for one that has ended, unless that has answered before."""
-        first, second = group.snapshots()
-        began = time.monotonic()
-        tasks = [group.start(first), group.start(second)]
-        assert group.errors(*tasks) == [None, None]
-
-        first, _ = group.snapshots(batch=2)
-        tasks = [group.start(first, "two")]
-        monkeypatch.setattr("composer.checkpoint.saving.lost_processes", lambda: "process 1 is gone")
-
-        assert group.errors(*tasks) == ["process 1 is gone."]
-        assert (names_in(tmp_path), time.monotonic() - began < group.timeout / 2) == (["one"], True)
-
     def test_a_part_that_comes_late(self, tmp_path):
         """A process that is late raises the error of the others, and leaves nothing."""
         group = Group(tmp_path, timeout=0.2)

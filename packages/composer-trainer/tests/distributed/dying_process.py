@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from composer import distributed as cd
-from composer.core import Callback, State
+from composer.core import State
 
 
 def meet(folder):
@@ -23,43 +22,8 @@ def meet(folder):
         time.sleep(0.01)
 
 
-class Fails(Callback):
-    """Ends the second process, by an error, in its third batch."""
-
-    def batch_start(self, state, logger):
-        if int(state.timestamp.batch) == 2 and cd.get_global_rank() == 1:
-            raise KeyError("the labels")
-
-
-def train():
-    """Train with the Trainer, and report its error."""
-    from composer import Trainer
-
-    model = nn.Linear(2, 2)
-    model.loss = lambda outputs, batch: outputs.sum()
-    sampler = cd.get_sampler(range(8))
-    try:
-        Trainer(
-            model=model,
-            train_dataloader=DataLoader(torch.ones(8, 2), sampler=sampler),
-            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-            max_duration="1ep",
-            callbacks=Fails(),
-            ddp_sync_strategy="forced_sync",
-            dist_timeout=60,
-            device="cpu",
-            progress_bar=False,
-        ).fit()
-    except RuntimeError as error:
-        print(*error.__notes__, flush=True)
-        raise
-
-
 def main(how, folder):
     os.environ["TORCHELASTIC_ERROR_FILE"] = f"{folder}/error{os.environ['RANK']}.json"
-    if how == "fails in a trainer":
-        train()
-        return
     parallel, state = cd.Parallelism(ddp_sync_strategy="forced_sync"), State(nn.Linear(2, 2))
     meet(Path(folder))
     cd.initialize_dist("cpu", timeout=5)

@@ -3,8 +3,8 @@
 torchrun ... failing_training.py HOW FOLDER
 
 ``HOW`` is ``raises``, ``dies``, ``signalled`` for a SIGTERM that only the last process gets, ``signalled-twice`` for a
-further one to the first process when all have stopped, which the program handles, ``dies-saving`` for one that dies
-while it writes its part of a checkpoint, or ``trains`` for a training without failures. ``DEVICE`` is ``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some random processes die at
+further one to the first process when all have stopped, which the program handles, or ``trains`` for a training without
+failures. ``DEVICE`` is ``cpu``, or ``gpu`` with a GPU for each process. With ``restarts``, some random processes die at
 random moments of every start but the last, and each start resumes from the last checkpoint. The last rank fails, and
 writes the time to ``<folder>/failed``; rank 0 writes the final weights to ``<folder>/weights.pt``.
 """
@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA
-from composer.checkpoint.local import LocalFolder
 from composer.models import ComposerClassifier
 
 DIST_TIMEOUT = float(os.environ.get("DIST_TIMEOUT", "15"))
@@ -38,19 +37,6 @@ def die():
 
 def is_last():
     return distributed.get_global_rank() == distributed.get_world_size() - 1
-
-
-def dying_while_saving(folder):
-    """Replace how files of checkpoints are written: the last process dies."""
-    put = LocalFolder.put
-
-    def put_or_die(*arguments):
-        if is_last():
-            (folder / "failed").write_text(str(time.time()))
-            die()
-        put(*arguments)
-
-    LocalFolder.put = put_or_die
 
 
 class Fails(Callback):
@@ -100,11 +86,9 @@ def main(how, folder):
     inputs = torch.randn(44, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
     saving = {"save_folder": str(folder / "run"), "save_interval": "2ba", "autoresume": True, "run_name": "run"}
-    is_saved = how in {"restarts", "trains", "dies-saving"}
+    is_saved = how in {"restarts", "trains"}
     if how == "signalled-twice":
         signal.signal(signal.SIGTERM, lambda *_: None)
-    if how == "dies-saving":
-        dying_while_saving(folder)
     trainer = Trainer(
         model=model,
         train_dataloader=DataLoader(data, batch_size=4, sampler=distributed.get_sampler(data, shuffle=True)),

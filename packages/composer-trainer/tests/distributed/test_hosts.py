@@ -194,7 +194,6 @@ def test_restarts_after_a_cut(hosts, resumed, tmp_path):
 
     weights = hosts.finish(tmp_path, started, timeout=300)
 
-    assert all("Lost connection" in (tmp_path / f"output-{rank}.txt").read_text() for rank in range(2))
     assert_same_bits(weights, resumed(tmp_path))
 
 

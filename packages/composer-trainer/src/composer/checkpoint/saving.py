@@ -56,7 +56,6 @@ from composer.core.codec import Record, plain, read
 from composer.core.files import fill_in_run
 from composer.distributed import all_gather_object, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import MessageStore, failing_in_all_processes
-from composer.distributed.failures import lost_processes
 from composer.functional.dtensors import is_sharded, reshard
 
 ANSWER_TIMEOUT = 1800.0
@@ -513,22 +512,19 @@ class Writers:
     def receive(self, keys: Sequence[str], until: Callable[[], float]) -> Message | None:
         """Return the message of the first key that has one, or None at a deadline.
 
-        ``until`` returns the deadline, in seconds of ``time.monotonic``, and is called repeatedly, as it may move. If
-        processes have ended, the message has that error. After the deadline, nothing waits for any of the keys, and
-        messages that are sent too late are removed.
+        ``until`` returns the deadline, in seconds of ``time.monotonic``, and is called repeatedly, as it may move.
+        After the deadline, nothing waits for any of the keys, and messages that are sent too late are removed.
         """
         assert self._messages is not None
-        text, lost = None, ""
+        text = None
         try:
-            while text is None and not lost and time.monotonic() < until():
-                lost = lost_processes()  # what they have sent before is still there
-                latest = 0.0 if lost else min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS)
-                text = self._messages.take(keys, latest)
+            while text is None and time.monotonic() < until():
+                text = self._messages.take(keys, min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS))
         except RuntimeError as error:  # as torch's errors of stores are
             return Message(error=f"process 0 cannot be reached: {error}", is_lost=True)
         if text is None:
             self._messages.give_up(keys)
-            return Message(error=f"{lost}.", is_lost=True) if lost else None
+            return None
         message: Message = read(json.loads(text), Message)
         return message
 

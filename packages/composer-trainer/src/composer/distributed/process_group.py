@@ -1,19 +1,21 @@
 """Create and destroy the process group of the processes that torchrun has started.
 
-A program creates a group at most once: :func:`initialize_dist` uses an existing group, or checks the environment, joins
-the group and exchanges the processes' locations for errors (:mod:`composer.distributed.failures`). At the end of the
-program, ``_close_at_exit`` destroys the group that was created here, or, after an error, writes that for torchrun.
+A program creates a group at most once: :func:`initialize_dist` uses an existing group, or checks the environment and
+joins the group. At the end of the program, ``_close_at_exit`` destroys the group that was created here, or, after an
+error, writes that for torchrun.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import math
 import os
 import sys
 import time
-from functools import cache, lru_cache
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +28,6 @@ from composer.distributed.environment import (
     is_available,
     is_initialized,
 )
-from composer.distributed.failures import exchange_locations, report_failure
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -36,6 +37,7 @@ _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 _RULE = "Start the program by torchrun: torchrun --nproc-per-node=2 program.py"
 _RELEASE_SECONDS = 0.05
+_CLOSED = ("connection closed", "connection reset", "connection was likely", "broken pipe", "remote process exited")
 _created_here: list[ProcessGroup] = []
 """The group that this module has created, to destroy it; groups from elsewhere stay."""
 _closed: list[bool] = []
@@ -49,8 +51,8 @@ def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -
     existing process group is used unchanged. A group created here exists until the program ends or :func:`close_dist`.
     All processes must call it.
 
-    If a process is lost later, the error in the others states which one has ended, and where its error and output are.
-    A program that ends with its own error writes it to the file that torchrun names (``error_file``).
+    A program that ends with its own error writes it to the file that torchrun names (``error_file``), and torchrun
+    reports the first one.
 
     Args:
         device: ``"cpu"``, ``"gpu"`` (which is ``"cuda"``) or a :class:`torch.device`; if None, a GPU if there is one.
@@ -79,7 +81,6 @@ def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -
                 f"The existing process group ({config}) cannot be used on device={kind!r}. "
                 f"Create it with composer.distributed.initialize_dist({kind!r})."
             )
-        _exchange_locations_of(torch.distributed.group.WORLD)
         return
     _check_variables()
     if get_world_size() == 1:
@@ -91,7 +92,6 @@ def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -
     # The timeout is that of the backends of both devices; with_timeout states what NCCL does after it.
     torch.distributed.init_process_group(_BACKENDS[kind], timeout=waiting, **_store_of_this_start(waiting))
     _remember()
-    _exchange_locations_of(torch.distributed.group.WORLD)
 
 
 def initialize_alone(device: torch.device) -> None:
@@ -172,20 +172,29 @@ def _watch_end() -> None:
     atexit.register(_close_at_exit)
 
 
-@lru_cache(maxsize=1)
-def _exchange_locations_of(world: ProcessGroup | None) -> None:
-    """Exchange the locations of the processes, once for a default group, to report which one has ended."""
-    if get_world_size() > 1 and world is not None:
-        exchange_locations()
-
-
 def _close_at_exit() -> None:
     # After an error the other processes may be inside a collective, so do not wait for them.
     error = getattr(sys, "last_value", None)
     if error is None:
         close_dist()
     else:
-        report_failure(error)
+        _report(error)
+
+
+def _report(error: BaseException) -> None:
+    """Write the error that ends this program to the file of torchrun, unless another process has ended first."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    # Torchrun reports the earliest error as the cause, which an error of a lost connection is not.
+    has_lost_another = isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _CLOSED)
+    if has_lost_another or not path or Path(path).exists() or not isinstance(error, Exception):
+        return
+    from torch.distributed.elastic.multiprocessing.errors import ErrorHandler  # noqa: PLC0415  (only here)
+
+    try:
+        raise error  # noqa: TRY301  (the handler writes the traceback of the error that is being handled)
+    except Exception:  # noqa: BLE001
+        with contextlib.suppress(OSError):
+            ErrorHandler().record_exception(error)
 
 
 def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:

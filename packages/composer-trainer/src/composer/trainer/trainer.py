@@ -22,7 +22,6 @@ from composer.core import (
     ensure_data_spec,
     evaluation_weights,
 )
-from composer.distributed.failures import explaining_loss
 from composer.export.inference import Transform, export_for_inference
 from composer.functional.checks import check_flags, check_subset
 from composer.trainer.data.settings import check_trainable
@@ -354,7 +353,7 @@ class Trainer(Assembly):
 
     def _train(self, run: Run) -> tuple[Mapping[str, torch.Tensor], str]:
         # torchrun sends a SIGTERM to the other processes when one has exited.
-        with self._stopped_by(run.signals), explaining_loss():
+        with self._stopped_by(run.signals):
             self._resume_state.resume()
             train(run)
             losses, reason = run.losses, reason_of_end(run)

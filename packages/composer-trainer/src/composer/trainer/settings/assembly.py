@@ -26,7 +26,6 @@ from composer.core import Engine, Event, Interval, Logger, State, Time
 from composer.core.checks import as_list
 from composer.core.secrets import without_secret_urls
 from composer.distributed import all_gather_object, broadcast_model, initialize_dist
-from composer.distributed.failures import explain_loss
 from composer.distributed.meta import is_on_meta
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
@@ -259,7 +258,7 @@ class Assembly:
 
     @contextlib.contextmanager
     def _closing_on_error(self, signals: StopSignals | None = None) -> Iterator[None]:
-        """Close callbacks and loggers after an error, and name the process that failed after a lost connection."""
+        """Close callbacks and loggers after an error."""
         self._parallel.activate()  # another run of this process may have another mesh
         try:
             yield
@@ -267,7 +266,6 @@ class Assembly:
             if isinstance(error, KeyboardInterrupt) and signals is not None and signals.has_stopped:
                 weakref.finalize(self, self.engine.close)
                 raise
-            explain_loss(error)
             explain_determinism(error, self.state.model)
             with self._noting_further_errors(error):
                 self._close(may_evaluate=not isinstance(error, SystemExit))
