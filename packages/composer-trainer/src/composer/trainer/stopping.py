@@ -80,11 +80,13 @@ class StopSignals:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Restore the former handlers, and call that of a received signal."""
+        self.has_stopped = self.received is not None and (error is None or isinstance(error, Stopped))
+        handler = self._before.get(self.received) if self.received is not None else None
+        if self.has_stopped and self.received is signal.SIGTERM and not callable(handler):
+            self._before[signal.SIGTERM] = _ignore  # the process is ending, and another one would cut it off
         self._restore_handlers()
-        before, self._before = self._before, {}
-        if self.received is not None and (error is None or isinstance(error, Stopped)):
-            self.has_stopped = True
-            handler = before.get(self.received)
+        self._before = {}
+        if self.has_stopped and self.received is not None:
             if not callable(handler):
                 raise SystemExit(128 + self.received) from None
             handler(self.received, None)
@@ -129,3 +131,7 @@ class StopSignals:
     def _restore_handlers(self) -> None:
         for one, handler in self._before.items():
             signal.signal(one, signal.SIG_DFL if handler is None else handler)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Ignore a signal; unlike SIG_IGN, programs that the process starts do not inherit it."""
