@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, one_hot
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    CLIPVisionConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 
 from composer.functional.transformers_loss import IGNORED, are_probabilities, predicts_next_token, task_loss
 
@@ -24,6 +33,18 @@ class TestTaskLoss:
     def test_equals_the_loss_of_a_language_model(self):
         """The mean over next tokens, without the ignored ones, is GPT-2's own loss."""
         model, (ids, labels) = GPT2LMHeadModel(GPT2).eval(), make_tokens()
+        outputs = model(input_ids=ids, labels=labels)
+
+        loss = task_loss(outputs.logits, labels, problem_type=None, shift=predicts_next_token(model), reduction="mean")
+
+        torch.testing.assert_close(loss, outputs.loss)
+
+    def test_equals_the_loss_of_a_model_of_images_and_text(self):
+        """Models without an encoder are decoders, also if their names are those of encoder-decoder models."""
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+        vision = CLIPVisionConfig(**sizes, image_size=8, patch_size=4)
+        config = LlavaConfig(text_config=LlamaConfig(**sizes, vocab_size=20), vision_config=vision)
+        model, (ids, labels) = LlavaForConditionalGeneration(config).eval(), make_tokens()
         outputs = model(input_ids=ids, labels=labels)
 
         loss = task_loss(outputs.logits, labels, problem_type=None, shift=predicts_next_token(model), reduction="mean")

@@ -265,6 +265,40 @@ class TestCounts:
         """Numbers, several labels for a sample and batches without labels need no count of their own."""
         assert HuggingFaceModel(make_model("classifier", **settings)).count_loss_terms({"labels": labels}) is None
 
+    @pytest.mark.parametrize(
+        ("name", "settings"),
+        [
+            ("LlavaForConditionalGeneration", {}),
+            ("ElectraForPreTraining", {"embedding_size": 8}),
+            ("BertForQuestionAnswering", {}),
+            ("ViTForMaskedImageModeling", {"image_size": 8, "patch_size": 2, "encoder_stride": 2}),
+        ],
+    )
+    def test_the_mean_of_a_batch_is_that_of_its_parts(self, name, settings):
+        """Next tokens, real tokens, answers within the text and masked patches are counted as the model's loss does."""
+        transformers = pytest.importorskip("transformers")
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+        vision = transformers.CLIPVisionConfig(**sizes, image_size=8, patch_size=4)
+        parts_of_llava = {"text_config": transformers.LlamaConfig(**sizes, vocab_size=30), "vision_config": vision}
+        cls = getattr(transformers, name)
+        config = cls.config_class(**(parts_of_llava if name.startswith("Llava") else sizes | settings))
+        model = HuggingFaceModel(cls(config)).eval()
+        ids, mask = torch.randint(1, 20, (4, 6)), torch.arange(6) < torch.tensor([[6], [5], [2], [1]])
+        labels = (torch.rand(4, 6) > 0.5).long()
+        labels = labels if name.startswith("Electra") else ids.where(mask, -100)
+        places = torch.tensor([1, 9, 9, 2])
+        patches = {"pixel_values": torch.randn(4, 3, 8, 8), "bool_masked_pos": torch.arange(16) < 4 * places[:, None]}
+        positions = {"start_positions": places, "end_positions": places}
+        text = {"input_ids": ids, "attention_mask": mask.long(), **positions, "labels": labels}
+        batch = patches if name.startswith("ViT") else text
+
+        parts = [{key: value[place] for key, value in batch.items()} for place in (slice(0, 1), slice(1, 4))]
+        counts = [model.count_loss_terms(part) for part in parts]
+        losses = [model.loss(model(part), part) for part in parts]
+
+        weighted = sum(count * loss for count, loss in zip(counts, losses, strict=True)) / sum(counts)
+        torch.testing.assert_close(weighted, model.loss(model(batch), batch))
+
     @pytest.mark.parametrize("reduction", ["sum", "mean"])
     def test_speech(self, reduction):
         """The loss of CTC is a sum by default; it has no count."""

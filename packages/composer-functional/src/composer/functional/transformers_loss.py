@@ -39,7 +39,9 @@ def predicts_next_token(model: PreTrainedModel) -> bool:
         return False
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     known = {name for each in causal for name in ([each] if isinstance(each, str) else each)}
-    return bool(names & known) or any(name.endswith("ForCausalLM") for name in names)
+    # Without an encoder, those of the second and third name are decoders of images or sounds and text.
+    decoders = ("ForCausalLM", "ForConditionalGeneration", "ForVisionText2Text")
+    return bool(names & known) or any(name.endswith(decoders) for name in names)
 
 
 def are_probabilities(labels: object, model: PreTrainedModel) -> bool:
@@ -53,6 +55,27 @@ def are_probabilities(labels: object, model: PreTrainedModel) -> bool:
         return False
     is_classifier = getattr(model.config, "problem_type", None) == "single_label_classification"
     return is_classifier or (labels.ndim == 3 and model.get_output_embeddings() is not None)
+
+
+def terms_of_task(model: PreTrainedModel, batch: object) -> Tensor | None:
+    """Return the number of elements of the mean that is a model's own loss, if labels that are ignored do not show it.
+
+    Args:
+        model: A model of Transformers, without adapters of PEFT.
+        batch: The batch of the loss.
+    """
+    names = {cls.__name__ for cls in type(model).__mro__}
+    given = {key: one for key, one in batch.items() if isinstance(one, Tensor)} if isinstance(batch, Mapping) else {}
+    task = next((name for name in names if name.endswith(("ForMaskedImageModeling", "ForQuestionAnswering"))), "")
+    if "bool_masked_pos" in given and task.endswith("Modeling"):
+        return given["bool_masked_pos"].sum()
+    if {"start_positions", "end_positions", "input_ids"} <= given.keys() and task:
+        # Transformers ignores an answer that is not within the text, each of its ends by itself.
+        ends = torch.stack([given["start_positions"].flatten(), given["end_positions"].flatten()])
+        return (ends < given["input_ids"].shape[1]).sum()
+    if {"labels", "attention_mask"} <= given.keys() and names & {"ElectraForPreTraining", "FunnelForPreTraining"}:
+        return (given["attention_mask"] == 1).sum()
+    return None
 
 
 def logits_of(outputs: Mapping[str, Any]) -> Tensor:

@@ -21,6 +21,7 @@ from composer.functional.transformers_loss import (
     next_tokens,
     predicts_next_token,
     task_loss,
+    terms_of_task,
     without_single_score,
 )
 from composer.loss._calling import count_terms
@@ -222,8 +223,12 @@ class HuggingFaceModel(PhaseMetricsModel):
 
         Returns:
             The number of ids that are not ignored, or of rows of probabilities that are not zeros, of the next tokens
-            with ``shift_labels``; None for samples, as without labels and for regressions.
+            with ``shift_labels``; of masked patches, of the ends of answers that are within the text, and of the tokens
+            that are no padding, for models whose loss is the mean over these; None for samples, as without labels and
+            for regressions.
         """
+        if (terms := terms_of_task(base_of(self.model), batch)) is not None:
+            return terms
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(labels, torch.Tensor) or not self._has_cross_entropy(labels):
             return None
