@@ -9,12 +9,13 @@ from composer.core.components import settings_to_data
 from composer.core.secrets import hide_secrets, is_secret_name, without_secret_urls
 
 SECRET = "auth key keys api_key X-Api-Key accessToken hf_token pwd jwt bearer header extraHeaders webhook hook secrets"
+ACRONYMS = "HFToken SSHKey DBPass token2 API_KEY_2 apiKey1"
 PLAIN = "author monkey keyboard num_layers tokenizer input_key boxes_key eos_token load_ignore_keys hooked passes"
 
 
-@pytest.mark.parametrize("name", SECRET.split())
+@pytest.mark.parametrize("name", [*SECRET.split(), *ACRONYMS.split()])
 def test_names_of_secrets(name):
-    """Words within a name decide, in snake case, camel case or with hyphens."""
+    """Words within a name decide, in snake case, camel case, behind acronyms, before digits or with hyphens."""
     assert is_secret_name(name)
 
 
@@ -29,6 +30,23 @@ def test_a_user_is_hidden_everywhere():
     text = without_secret_urls("s3://me:pass@host/run: Invalid bucket name 'me:pass@host'")
 
     assert text == "s3://(hidden)@host/run: Invalid bucket name '(hidden)@host'"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("export HF_TOKEN=s3cr3t python train.py", "export HF_TOKEN=(hidden) python train.py"),
+        ("--rate 0.1 a --api-key s3cr3t", "--rate 0.1 a --api-key (hidden)"),
+        ('{"api_key": "s3 cr3t", "rate": 1}', '{"api_key": (hidden), "rate": 1}'),
+        ("{'token': 's3cr3t'}", "{'token': (hidden)}"),
+        ("run with bearer s3cr3t", "run with bearer (hidden)"),
+        ('{"run": "a.py --token s3cr3t"}', '{"run": "a.py --token (hidden)'),
+        ("the token of a run: none", "the token of a run: none"),
+    ],
+)
+def test_pairs_within_a_text(text, expected):
+    """Other words before a pair do not keep its value, and quotes belong to it."""
+    assert hide_secrets(text) == expected
 
 
 def test_other_values_are_kept():

@@ -9,7 +9,7 @@ from typing import Any
 HIDDEN = "(hidden)"
 
 _SECRET = re.compile(
-    r"(^|_)(auth|keys?|tokens?|pwd|pass|hooks?|headers?|dsn)(_|$)|(api|access|auth|private|secret|session)(key|token)"
+    r"(^|_)(auth|keys?|tokens?|pwd|pass|hooks?|headers?|dsn)\d*(_|$)|(api|access|auth|private|secret|session)(key|token)"
     r"|secret|passw|passphrase|webhook|credential|authori[sz]|authent|bearer|jwt|cookie|signature"
 )
 # The places of a batch, patterns of names, and special tokens of tokenizers.
@@ -17,11 +17,12 @@ _NO_SECRET = re.compile(
     r"(^|_)(inputs?|targets?|labels?|masks?|box(es)?|keypoints?|index|images?|batch|ignore|include|exclude|memory)_keys?$"
     r"|(^|_)(eos|bos|pad|unk|sep|cls|mask|start|end|stop|special|additional)\w*_tokens?$"
 )
-_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|\W+")
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")  # X-Api-Key, accessToken, HFToken
 _USER = re.compile(r"(?<=://)(?:[^/\s@]*:\S*|[^/\s]*)@")
 _QUERY = re.compile(r"(://[^\s?#]*[?#])[^\s'\"]+")
 _HOOK = re.compile(r"(://[^\s/]*hook[^\s/]*/|://\S*/\w*hooks?/)[^\s'\"]+", re.IGNORECASE)
-_PAIR = re.compile(r"(?<![\w-])([\w-]+)(\s*[=:]\s*|\s+)(?!\s)((?:(?:bearer|basic)\s+)?[^\s,;&]+)", re.IGNORECASE)
+_NAME = re.compile(r"(?<![\w-])(?:[\w-]+[\"']?\s*[=:]\s*|--[\w-]+\s+|bearer\s+)(?=\S)", re.IGNORECASE)
+_VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|(?:(?:bearer|basic)\s+)?[^\s,;&]+", re.IGNORECASE)
 
 
 def is_secret_name(name: object) -> bool:
@@ -74,11 +75,16 @@ def hide_secrets(data: Any, name: object = "", *, is_secret: bool = False) -> An
         return type(data)(hide_secrets(value, is_secret=is_secret) for value in data)
     if is_secret and isinstance(data, (str, bytes)) and data:
         return HIDDEN
-    return _PAIR.sub(_hide_value, without_secret_urls(data)) if isinstance(data, str) else data
+    return _without_secret_pairs(without_secret_urls(data)) if isinstance(data, str) else data
 
 
-def _hide_value(pair: re.Match[str]) -> str:
-    name, between, _ = pair.groups()
-    is_option = name.startswith("--") or bool(between.strip())
-    is_secret = is_secret_name(name) if is_option else name.lower() == "bearer"
-    return f"{name}{between}{HIDDEN}" if is_secret else pair[0]
+def _without_secret_pairs(text: str) -> str:
+    """Return a string in which the values behind names of secrets are hidden; other values may have such pairs, too."""
+    parts, place = [], 0
+    while name := _NAME.search(text, place):
+        parts.append(text[place : name.end()])
+        place = name.end()
+        if is_secret_name(name[0].rstrip(" \t\r\n=:\"'")) and (value := _VALUE.match(text, place)):
+            parts.append(HIDDEN)
+            place = value.end()
+    return "".join([*parts, text[place:]])
