@@ -247,16 +247,17 @@ class Run:
             log_train_metrics(self.state, self.engine.logger)
 
     def warn_of_nan(self) -> None:
-        """Warn once if the last loss is not a number, or all are 0; after epochs only, as it waits for the device."""
+        """Warn once if the last loss is not a number or no label counts; after epochs, as it waits for the device."""
         if not self._epoch_losses:
             return
         losses = torch.hstack(self._epoch_losses)
-        is_nan, are_zero = bool(losses[-1].isnan()), not losses.any()
-        self._epoch_losses = None if is_nan or are_zero else []
-        if are_zero:
+        count = getattr(self.state.model, "count_loss_terms", None)
+        terms = count(self.state.batch) if callable(count) and not losses.any() else None
+        is_nan, is_empty = bool(losses[-1].isnan()), terms is not None and not terms
+        self._epoch_losses = None if is_nan or is_empty else []
+        if is_empty:
             warnings.warn(
-                "The training loss is 0 in all batches, so that nothing is learned. Check that the labels are not all "
-                "ignored (ignore_index).",
+                "The training loss is 0 in all batches, because no label counts: all are ignored (ignore_index).",
                 stacklevel=2,
             )
         if is_nan:

@@ -75,7 +75,8 @@ class StopSignals:
                 handler = signal.getsignal(one)
                 is_inner = isinstance(getattr(handler, "__self__", None), StopSignals)
                 if handler is not signal.SIG_IGN and not is_inner:  # ignored for example under nohup
-                    self._before[one] = signal.signal(one, self._receive)
+                    self._before[one] = signal.SIG_DFL if handler is _ignore else handler
+                    signal.signal(one, self._receive)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -26,9 +26,6 @@ from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger
 from composer.trainer.evaluation.metrics import load_metrics, save_metrics
 from fixtures import make_classifier, small_run
 
-# Models of one class have no loss.
-pytestmark = pytest.mark.filterwarnings("ignore:The training loss is 0 in all batches")
-
 
 class Seen(Callback):
     """Records the first number of each batch, and the clock after it."""
