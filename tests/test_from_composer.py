@@ -14,7 +14,12 @@ from composer.compat import scan_source
 
 PROGRAMS = sorted((Path(__file__).parent / "from_composer").glob("*.py"))
 
-pytestmark = pytest.mark.filterwarnings("ignore:composer\\..* is a former name:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:composer\\..* is a former name:DeprecationWarning"),
+    # Programs prolong a training by a second fit, and have callbacks with numbers that are not saved.
+    pytest.mark.filterwarnings("ignore:The learning rate rises from"),
+    pytest.mark.filterwarnings("ignore:A run that is resumed from this checkpoint may differ"),
+]
 
 
 @pytest.fixture

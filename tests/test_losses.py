@@ -119,7 +119,7 @@ class TestLabelSmoothing:
         expected = nn.functional.cross_entropy(logits, labels, label_smoothing=0.3)
         torch.testing.assert_close(model.loss(state.outputs, state.batch), expected)
         engine.run_event("after_loss")
-        assert model.loss(state.outputs, state.batch) is state.outputs["loss"]
+        torch.testing.assert_close(model.loss(state.outputs, state.batch), state.outputs["loss"], rtol=0, atol=0)
 
 
 class TestMixUp:

@@ -200,6 +200,7 @@ CALLBACKS = {
     ),
     "FreeOutputs": lambda _: composer.callbacks.FreeOutputs(),
     "GarbageCollector": lambda _: composer.callbacks.GarbageCollector("2ba"),
+    "GradualUnfreezing": lambda _: composer.callbacks.GradualUnfreezing(),
     "GradientNoiseScale": lambda _: composer.callbacks.GradientNoiseScale(),
     "ImageVisualizer": lambda _: composer.callbacks.ImageVisualizer("2ba"),
     "LRMonitor": lambda _: composer.callbacks.LRMonitor(),
