@@ -62,7 +62,7 @@ nitpick_ignore_regex = [
     # Classes of optional libraries.
     ("py:class", r"(accelerate|concurrent|ignite|lightning|matplotlib|peft|transformers)\..+|Axes"),
     ("py:class", r"torch\.(nn\.modules\.batchnorm\._BatchNorm|OutOfMemoryError|utils\.hooks\.RemovableHandle)"),
-    ("py:class", r"torch\.distributed\.distributed_c10d\.ProcessGroup"),
+    ("py:class", r"torch\.(distributed\.distributed_c10d\.ProcessGroup|utils\.data\.distributed\.DistributedSampler)"),
     # Types that are not public: type variables, aliases, and values that are only passed on.
     ("py:class", r"composer\.(.+\.)?(_\w+|T|Batch|Sample|Target|Counts|Entry|ObservableList|DetectionModel|Settings)"),
     ("py:class", r"composer\.(.+\.)?Images"),
@@ -97,6 +97,7 @@ html_theme_options = {
 # Pages of the repository that are outside this folder, and where the site shows them.
 OUTSIDE = {
     "developing/architecture": "ARCHITECTURE.md",
+    "developing/security": "SECURITY.md",
     "developing/changelog": "CHANGELOG.md",
     "developing/contributing": "CONTRIBUTING.md",
     "evidence/benchmarks": "benchmarks/README.md",

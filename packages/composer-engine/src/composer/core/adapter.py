@@ -123,7 +123,7 @@ class Adapter:
     A batch of the clock is a step of the optimizers. Under gradient accumulation the batches of the loader are its
     microbatches. An optimizer that takes a closure (SAM's) may call :meth:`compute_loss` to :meth:`end_gradients` again
     with the same batch: random draws are repeated. The host puts the model into training mode; ``compute_loss`` leaves
-    the :func:`~composer.core.evaluator.frozen_norms` of the beginning in evaluation mode.
+    the frozen norms of the beginning in evaluation mode.
 
     Args:
         serves: The name of the host, and what it serves; see :func:`served_fields`.

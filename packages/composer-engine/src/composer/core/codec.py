@@ -55,7 +55,7 @@ class NotSerializableError(TypeError):
 
 
 class Record:
-    """An attrs class that is saved as the dictionary of its fields, which :func:`read` constructs again."""
+    """An attrs class that is saved as the dictionary of its fields, which ``read()`` constructs again."""
 
     __slots__ = ()
 
@@ -83,7 +83,7 @@ def to_data(value: Any, path: str = "") -> Any:
     """Return a value encoded as numbers, strings, None, lists, dictionaries and tensors, which any program can load.
 
     Raises:
-        NotSerializableError: The value contains what :func:`plain` does not accept.
+        NotSerializableError: The value contains what ``plain()`` does not accept.
 
     Example:
         >>> to_data({"when": (Time(10, "ep"), None)})
@@ -118,7 +118,7 @@ def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
     ``join_tensors(json.loads(json.dumps(data)), tensors)`` returns an equal ``state``.
 
     Args:
-        state: What :func:`plain` accepts.
+        state: What ``plain()`` accepts.
 
     Returns:
         The data and the tensors. Tensors are detached and not copied; tensors of the same memory are returned once.

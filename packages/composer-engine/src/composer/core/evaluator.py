@@ -231,7 +231,7 @@ def ensure_evaluator(
 
 
 def enter_training_mode(model: nn.Module) -> None:
-    """Put a model into training mode by its method ``train``, except for :func:`frozen_norms`.
+    """Put a model into training mode by its method ``train``, except for ``frozen_norms(model)``.
 
     Logs once for each model how many modules this has switched, as those of a model that ``from_pretrained`` returned.
 

@@ -41,7 +41,7 @@ class TraceHandler:
 
 @attrs.define(eq=False)
 class JSONTraceHandler(TraceHandler):
-    """Write each sequence of active batches to a file, as :meth:`torch.profiler.profile.export_chrome_trace` does.
+    """Write each sequence of active batches to a file, as ``export_chrome_trace`` of torch's profiler does.
 
     Open them at https://ui.perfetto.dev or ``chrome://tracing``. In the names ``{run_name}``, ``{rank}``, ``{epoch}``
     and ``{batch}`` are filled in, the latter two with the completed epochs and batches; a name that ends with ``.gz``
