@@ -34,10 +34,10 @@ def program(tmp_path):
 
 
 def test_a_failed_process_ends_the_others(program, tmp_path):
-    """The error has the codes and outputs; what waits is killed, and the next test starts other programs."""
+    """The error has the codes and outputs; what waits ends or is killed, and the next test starts other programs."""
     start = time.monotonic()
 
-    with pytest.raises(AssertionError, match=r"exit codes by rank: \{1: 1\}(.|\n)*KeyError: 'the labels'"):
+    with pytest.raises(AssertionError, match=r"exit codes by rank: \{.*1: 1\}(.|\n)*KeyError: 'the labels'"):
         run_processes(program, 2, "fails", COLOUR="blue")
 
     assert time.monotonic() - start < 200  # its timeout is 300
