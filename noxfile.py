@@ -120,7 +120,8 @@ def streaming(session: nox.Session) -> None:
     pins = only_torch(session)
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), "mosaicml-streaming", pins=pins)
     tests = ["packages/composer-trainer/tests/trainer/data/test_streaming.py", "tests/laws"]
-    session.run(*PYTEST, *tests, "-k", "streaming", *session.posargs, env=TEST_ENV)
+    # Its data sets share memory of the machine by numbers, which clash between two processes of pytest.
+    session.run(*PYTEST, "--numprocesses=0", *tests, "-k", "streaming", *session.posargs, env=TEST_ENV)
 
 
 @nox.session(python=PYTHONS[0])
