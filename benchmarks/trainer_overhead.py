@@ -192,7 +192,7 @@ def cost_of_parts() -> dict[str, float]:
     from torch.nn import functional
 
     from composer import Trainer
-    from composer.core.data_spec import count_samples, count_tokens
+    from composer.core.data.batches import count_samples, count_tokens
     from composer.models import ComposerClassifier
 
     torch.set_num_threads(1)

@@ -41,7 +41,7 @@ from composer.algorithms import (
     SqueezeExcite,
 )
 from composer.core import Algorithm, AlgorithmConflictError, Event, Stage
-from composer.core.codec import equal
+from composer.core.saving.codec import equal
 from composer.models import ComposerModel
 
 lightning = pytest.importorskip("lightning")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composer.core.data_spec import move_batch
+from composer.core.data.batches import move_batch
 from composer.core.testing import Training
 from on_fake_device.guards import cases_of, devices, standard_attention
 

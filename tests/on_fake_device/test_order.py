@@ -16,7 +16,7 @@ from composer.callbacks import NaNMonitor
 from composer.checkpoint.folder import MODEL
 from composer.checkpoint.layout import describe_tensors, pack_files, plan_files
 from composer.core import State
-from composer.core.data_spec import move_batch
+from composer.core.data.batches import move_batch
 from composer.distributed.environment import with_timeout
 from composer.functional.random import send
 from composer.loggers import InMemoryLogger

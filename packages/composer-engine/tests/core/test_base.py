@@ -20,7 +20,7 @@ from composer.core import (
     rebuild_algorithm,
 )
 from composer.core.base import hook_of, intervals_of, overrides
-from composer.core.components import is_unsaved, settings_to_data
+from composer.core.saving.components import is_unsaved, settings_to_data
 
 
 @attrs.define(eq=False)

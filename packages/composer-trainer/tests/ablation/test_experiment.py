@@ -12,7 +12,7 @@ from composer import Evaluator
 from composer.ablation import ablate, experiment, runs
 from composer.ablation.experiment import make_arms
 from composer.algorithms import EMA, SWA, Augment, BlurPool
-from composer.core.components import settings_to_data
+from composer.core.saving.components import settings_to_data
 
 
 class TestArms:

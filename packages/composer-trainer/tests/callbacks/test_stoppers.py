@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 from composer.callbacks import EarlyStopper, ThresholdStopper
 from composer.core import Engine, Evaluator, State, Time, Timestamp
-from composer.core.components import settings_to_data
+from composer.core.saving.components import settings_to_data
 from composer.models import ComposerModel
 from fixtures import small_run
 

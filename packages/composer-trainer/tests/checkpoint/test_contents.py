@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from composer.checkpoint.contents import SavedPlace, changed_modules, check_ignore_keys, contents_of, remove_ignored
-from composer.core.codec import plain, read
+from composer.core.saving.codec import plain, read
 
 
 def test_weights_only(runs):

@@ -25,7 +25,7 @@ from composer.callbacks import load_checkpoint as module
 from composer.checkpoint import CheckpointError
 from composer.compat.stores import RemoteUploaderDownloader
 from composer.core import Callback, DataSpec, Evaluator, Event, Time, TimeUnit
-from composer.core.saved_state import StateMismatchError
+from composer.core.saving.saved_state import StateMismatchError
 from composer.loggers import InMemoryLogger, MLFlowLogger
 from composer.models import ComposerClassifier, HuggingFaceModel
 from fixtures import make_classifier, make_loader, small_run

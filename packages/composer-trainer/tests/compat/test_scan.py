@@ -82,12 +82,12 @@ def test_all_names_of_a_module():
 def test_names_that_do_not_exist():
     """A name that neither library has, and a private one of Composer, are reported."""
     source = (
-        "from composer.core.data_spec import (\n    DataSpec,\n    _nothing,\n)\n"
+        "from composer.core.time import (\n    Time,\n    _nothing,\n)\n"
         "import composer.nothing\nfrom composer.utils import nothing\n"
     )
 
     assert found(source) == [
-        (3, "composer.core.data_spec._nothing", False),
+        (3, "composer.core.time._nothing", False),
         (5, "composer.nothing", False),
         (6, "composer.utils.nothing", False),
     ]

@@ -12,7 +12,7 @@ from composer.algorithms._dataset import ImageAugmentation
 from composer.algorithms._idle import warn_if_idle
 from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
 from composer.core.checks import by_name, is_flag, number
-from composer.core.components import transient
+from composer.core.saving.components import transient
 from composer.functional.augmentations.colout import check_resize_target
 
 _PART = "It is the fraction to drop."

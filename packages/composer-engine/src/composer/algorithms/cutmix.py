@@ -13,7 +13,7 @@ from composer.algorithms._annotations import BOX_FORMAT, VISIBLE_FRACTION
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey
 from composer.core.checks import is_flag, number
-from composer.core.components import transient
+from composer.core.saving.components import transient
 
 
 @attrs.define(eq=False)

@@ -15,9 +15,9 @@ from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._scores import class_scores
 from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State, get_precision_context
 from composer.core.checks import number, one_of
-from composer.core.components import transient
-from composer.core.data_spec import BatchKey, batch_get
-from composer.core.model_state import bare_model
+from composer.core.data.batches import BatchKey, batch_get
+from composer.core.saving.components import transient
+from composer.core.saving.model_state import bare_model
 from composer.functional.training.distillation import mean_where, soft_losses
 from composer.functional.transformers_loss import predicts_next_token
 

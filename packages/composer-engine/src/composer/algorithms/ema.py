@@ -20,7 +20,7 @@ from composer.algorithms._averages import (
 from composer.algorithms._idle import warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import caller_level, number
-from composer.core.components import transient
+from composer.core.saving.components import transient
 
 _TRIAL = 10  # batches; a shorter training only shows that everything runs
 

@@ -10,8 +10,8 @@ import attrs
 from composer import functional as cf
 from composer.core import Algorithm, Event, Logger, Stage, State
 from composer.core.checks import caller_level, number_between, one_of
-from composer.core.components import transient
 from composer.core.optimizers import unwrapped
+from composer.core.saving.components import transient
 
 
 @attrs.define(eq=False)

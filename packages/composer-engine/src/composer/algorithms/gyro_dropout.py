@@ -12,7 +12,7 @@ from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import FORWARD_PASSES, ModelSurgery
 from composer.core import Event, Logger, Stage, State, TimeUnit
 from composer.core.checks import integer, number
-from composer.core.data_spec import length_of
+from composer.core.data.spec import length_of
 from composer.core.declarations import owned
 from composer.functional.surgery.gyro_dropout import check_not_recomputed
 

@@ -17,9 +17,9 @@ from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.algorithms._sample_losses import check_processes, check_reduction
 from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State, TimeUnit, get_precision_context, saved
 from composer.core.checks import number
-from composer.core.components import reset_fields, transient
 from composer.core.declarations import owned
-from composer.core.randomness import derive_seed
+from composer.core.saving.components import reset_fields, transient
+from composer.core.saving.randomness import derive_seed
 from composer.functional.random import send
 from composer.functional.training.selective_backprop import mean_losses
 

@@ -12,7 +12,7 @@ from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._scores import class_scores, is_one_score
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import number
-from composer.core.components import transient
+from composer.core.saving.components import transient
 
 
 @attrs.define(eq=False)

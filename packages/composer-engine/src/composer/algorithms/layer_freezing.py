@@ -11,8 +11,8 @@ from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.core import Algorithm, Event, Logger, Stage, State, TimeUnit, saved
 from composer.core.checks import number
-from composer.core.components import transient
 from composer.core.declarations import owned
+from composer.core.saving.components import transient
 
 
 @attrs.define(eq=False)

@@ -14,7 +14,7 @@ from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey
 from composer.core.checks import is_flag, number
-from composer.core.components import transient
+from composer.core.saving.components import transient
 
 
 @attrs.define(eq=False)

@@ -12,8 +12,8 @@ from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._surgery import ModelSurgery
 from composer.core import BatchKey, Event, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import number
-from composer.core.components import transient
 from composer.core.declarations import owned
+from composer.core.saving.components import transient
 
 
 @attrs.define(eq=False)

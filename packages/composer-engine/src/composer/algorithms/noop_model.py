@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from composer import functional as cf
 from composer.core import Algorithm, AlgorithmConflictError, Batch, Event, ExclusiveResource, Logger, Stage, State
-from composer.core.data_spec import count_samples
+from composer.core.data.batches import count_samples
 from composer.core.declarations import Conflict
 
 

@@ -18,9 +18,9 @@ from composer import functional as cf
 from composer.algorithms._averages import AveragedWeights, has_passed, to_interval
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, to_path
-from composer.core.codec import read
-from composer.core.components import read_state, transient
-from composer.core.files import check_template, fill_in_run, write_atomically
+from composer.core.saving.codec import read
+from composer.core.saving.components import read_state, transient
+from composer.core.saving.files import check_template, fill_in_run, write_atomically
 from composer.functional.dtensors import is_dtensor
 from composer.functional.training.ema import average_dtype
 

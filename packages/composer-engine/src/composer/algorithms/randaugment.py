@@ -11,7 +11,7 @@ from composer.algorithms._dataset import AUGMENTATION_SET, SEVERITY, ImageAugmen
 from composer.algorithms._idle import warn_if_idle
 from composer.core import BatchKey, State
 from composer.core.checks import integer, is_flag
-from composer.core.components import transient
+from composer.core.saving.components import transient
 
 
 @attrs.define(eq=False)

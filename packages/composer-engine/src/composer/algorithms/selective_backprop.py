@@ -14,9 +14,9 @@ from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.algorithms._sample_losses import check_processes, check_reduction
 from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State, TimeUnit, get_precision_context
 from composer.core.checks import integer, number, one_of
-from composer.core.components import transient
-from composer.core.data_spec import Batch, BatchKey, batch_set
+from composer.core.data.batches import Batch, BatchKey, batch_set
 from composer.core.declarations import owned
+from composer.core.saving.components import transient
 from composer.functional.training.selective_backprop import highest_losses, sample_losses
 
 

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 from composer import functional as cf
 from composer.core import Algorithm, BatchKey, Event, Logger, Precision, Stage, State, saved
 from composer.core.checks import integer, number_between, one_of
-from composer.core.components import reset_fields, transient
 from composer.core.declarations import owned
 from composer.core.optimizers import unwrapped
+from composer.core.saving.components import reset_fields, transient
 from composer.core.step import total_of
 from composer.functional.dtensors import local_parts
 from composer.functional.training.gradient_clipping import list_gradients, measure_norm, scale

@@ -13,8 +13,8 @@ from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveragin
 from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.core import Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import integer, is_flag, number, one_of
-from composer.core.components import transient
 from composer.core.optimizers import set_rate
+from composer.core.saving.components import transient
 
 
 def _to_swa_start(value: Time | str | int) -> Time:

@@ -1,10 +1,9 @@
 """Events, state, order and conflicts: what algorithms need of a training loop, and a loop of algorithms."""
 
-from composer.core.adapter import Adapter, served_fields
 from composer.core.base import Algorithm, Callback, NoEffectWarning, algorithm_classes, rebuild_algorithm
-from composer.core.codec import NotSerializableError, from_data, join_tensors, split_tensors, to_data
-from composer.core.components import Serializable, saved
-from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec
+from composer.core.data.batches import Batch, BatchKey, batch_get, batch_set
+from composer.core.data.packing import pack_sequences
+from composer.core.data.spec import DataSpec, ensure_data_spec
 from composer.core.declarations import (
     AlgorithmConflictError,
     Conflict,
@@ -15,14 +14,16 @@ from composer.core.declarations import (
 from composer.core.engine import Engine
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator, evaluate_periodically, evaluation_weights
 from composer.core.event import Event, Stage
+from composer.core.hosts.adapter import Adapter, served_fields
 from composer.core.interval import Interval
 from composer.core.logger import Logger, LoggerDestination, Trace
-from composer.core.packing import pack_sequences
 from composer.core.passes import AlgorithmPass
 from composer.core.plan import Plan, Subscription
 from composer.core.planning import explain
 from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_precision_context
-from composer.core.saved_state import LoadReport, StateMismatchError
+from composer.core.saving.codec import NotSerializableError, from_data, join_tensors, split_tensors, to_data
+from composer.core.saving.components import Serializable, saved
+from composer.core.saving.saved_state import LoadReport, StateMismatchError
 from composer.core.state import State, SupportsTraining
 from composer.core.step import SplitStep
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time

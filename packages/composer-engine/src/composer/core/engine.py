@@ -17,7 +17,6 @@ from torch.profiler import record_function
 from composer.core.acts import Acts
 from composer.core.base import Algorithm, Callback, NoEffectWarning, call_with_own_draws, overrides
 from composer.core.checks import caller_level, nearest
-from composer.core.components import ObservableList
 from composer.core.event import MODEL_EVENTS, STEP_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
 from composer.core.logger import Logger, LoggerDestination, Trace, check_state
@@ -25,6 +24,7 @@ from composer.core.optimizers import OptimizerWatch, Ownership
 from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
 from composer.core.plan import Entry, Plan, Subscription, check_function
 from composer.core.planning import build_plan, overrides_match
+from composer.core.saving.components import ObservableList
 from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from attrs.validators import optional
 from torch import Tensor, nn
 
 from composer.core.checks import NamesArguments, integer, is_flag, is_string, is_subset, nearest, to_strings
-from composer.core.data_spec import DataSpec, ensure_data_spec
+from composer.core.data.spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
 from composer.core.optimizers import held_parameters, unwrapped

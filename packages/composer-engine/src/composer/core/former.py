@@ -13,7 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from composer.core.checks import caller_level
-from composer.core.data_spec import Batch, move_batch
+from composer.core.data.batches import Batch, move_batch
 from composer.core.time import Time, TimeUnit
 from composer.functional.dtensors import is_sharded
 
@@ -149,7 +149,7 @@ class Device(str):
 
     def batch_to_device(self, batch: Batch) -> Batch:
         """Return a batch on the device."""
-        _warn("batch_to_device", "move_batch(batch, device) of composer.core.data_spec")
+        _warn("batch_to_device", "move_batch(batch, device) of composer.core.data.batches")
         return move_batch(batch, self._device)
 
     def module_to_device(self, module: Movable) -> Movable:

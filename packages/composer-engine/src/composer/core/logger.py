@@ -12,8 +12,8 @@ import attrs
 from torch import Tensor
 
 from composer.core.base import Callback
-from composer.core.components import ObservableList, by_key
 from composer.core.interval import Interval, to_interval
+from composer.core.saving.components import ObservableList, by_key
 from composer.core.time import Timestamp, TimeUnit
 
 if TYPE_CHECKING:

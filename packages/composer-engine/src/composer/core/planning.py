@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.core.base import Algorithm, Callback, hook_of, intervals_of, overrides
-from composer.core.components import numbered
 from composer.core.declarations import ALWAYS_SERVED, OPTIONAL_EVENTS, ServedFields, check_conflicts, fields_at
 from composer.core.event import CLOSING_EVENTS, Event, Stage
 from composer.core.logger import LoggerDestination
 from composer.core.passes import apply_passes, default_passes, stage_of
 from composer.core.plan import Declaration, Entry, LeftOut, Plan, Subscription
+from composer.core.saving.components import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """The state of a run, which algorithms and callbacks read and change.
 
 :class:`State` converts what is assigned to it. Each field states its lifetime, and the functions below where that ends;
-a checkpoint has what is ``saved``, by :mod:`~composer.core.saved_state` and :mod:`~composer.core.model_state`. The loop
-of a trainer or a host creates a state, advances its clock, and sets the fields of a step.
+:mod:`composer.core.saving.saved_state` saves what is ``saved``. The loop of a trainer or a host creates a state,
+advances its clock, and sets the fields of a step.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import attrs
 import torch
 from torch.optim import Optimizer
 
-from composer.core import model_state, saved_state
 from composer.core.base import Algorithm, Callback, rebuild_algorithm, run_surgery
 from composer.core.checks import calling_function, check_run_name
-from composer.core.codec import to_data
-from composer.core.components import ObservableList, by_key, saved_fields
-from composer.core.data_spec import Batch, BatchKey, DataSpec, batch_get, batch_set, ensure_data_spec, length_of
+from composer.core.data.batches import Batch, BatchKey, batch_get, batch_set
+from composer.core.data.spec import DataSpec, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
 from composer.core.former import FormerState, to_batches, to_device, with_clock
 from composer.core.logger import Logger
 from composer.core.precision import Precision
-from composer.core.randomness import derive_seed
+from composer.core.saving import model_state, saved_state
+from composer.core.saving.codec import to_data
+from composer.core.saving.components import ObservableList, by_key, saved_fields
+from composer.core.saving.randomness import derive_seed
 from composer.core.time import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from composer.core.passes import AlgorithmPass, Passes
-    from composer.core.saved_state import LoadReport
+    from composer.core.saving.saved_state import LoadReport
 
 Got_co = TypeVar("Got_co", covariant=True)
 Given_contra = TypeVar("Given_contra", contravariant=True)

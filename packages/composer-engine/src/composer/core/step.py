@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from composer.core.data_spec import note_batch
+from composer.core.data.batches import note_batch
 from composer.core.optimizers import wants_closure
-from composer.core.randomness import global_rng_states
+from composer.core.saving.randomness import global_rng_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
 
-    from composer.core.data_spec import Batch
+    from composer.core.data.batches import Batch
     from composer.core.state import State
 
     Microbatch: TypeAlias = tuple[Batch, float | Tensor]

@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from composer.core import Algorithm, Batch, Event, Time
-from composer.core.adapter import Adapter, served_fields
-from composer.core.data_spec import describe_batch, length_of
+from composer.core.data.batches import describe_batch
+from composer.core.data.spec import length_of
 from composer.core.declarations import ServedFields
 from composer.core.evaluator import enter_training_mode
-from composer.core.saved_state import LoadReport
+from composer.core.hosts.adapter import Adapter, served_fields
+from composer.core.saving.saved_state import LoadReport
 from composer.functional.signatures import unquote_annotations
 from composer.functional.transformers_loss import LossCorrection, logits_of, predicts_next_token, task_loss
 from composer.integrations._host import HostAlgorithms, call_model, check_closure

@@ -16,11 +16,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from composer.core import Algorithm, Batch, Event, Time, Timestamp
-from composer.core.adapter import Adapter, served_fields
-from composer.core.data_spec import batch_get
+from composer.core.data.batches import batch_get
 from composer.core.declarations import ServedFields
 from composer.core.evaluator import enter_training_mode
-from composer.core.saved_state import LoadReport
+from composer.core.hosts.adapter import Adapter, served_fields
+from composer.core.saving.saved_state import LoadReport
 from composer.functional.signatures import unquote_annotations
 from composer.integrations._host import HostAlgorithms, call_model, check_closure
 

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from composer import functional as cf
 from composer.core import Algorithm, Event, Plan, TimeUnit, join_tensors, split_tensors
-from composer.core.adapter import Adapter, served_fields
-from composer.core.data_spec import length_of
+from composer.core.data.spec import length_of
 from composer.core.evaluator import enter_training_mode
+from composer.core.hosts.adapter import Adapter, served_fields
 from composer.core.step import SplitStep
 from composer.core.time import Timestamp
 from composer.functional.signatures import unquote_annotations

@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 
 from composer import functional as cf
 from composer.core import Adapter, Algorithm, Event, Stage, State, served_fields
-from composer.core.codec import equal
-from composer.core.components import saved
 from composer.core.declarations import ALWAYS_SERVED, FIELDS, OPTIONAL_EVENTS
 from composer.core.planning import build_plan
+from composer.core.saving.codec import equal
+from composer.core.saving.components import saved
 from composer.core.testing import Training, seeded
 
 SERVES = served_fields("Host")

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from composer.core.codec import Record, read
+from composer.core.saving.codec import Record, read
 
 EVALUATION_DIGEST = "first evaluation batches"
 FIRST_LOSS = "first training loss"

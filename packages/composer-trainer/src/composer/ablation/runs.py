@@ -24,7 +24,7 @@ from composer.ablation.results import EVALUATION_DIGEST, FIRST_LOSS, Result, lab
 from composer.core import Event, Logger, LoggerDestination, State
 from composer.core.checks import abridged
 from composer.core.evaluator import more_is_better, nearest_metric
-from composer.core.randomness import derive_seed
+from composer.core.saving.randomness import derive_seed
 from composer.functional.nested import leaves
 from composer.loggers.values import flat
 from composer.trainer import Trainer

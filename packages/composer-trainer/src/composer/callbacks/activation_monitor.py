@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from composer.core import Callback, Event, Logger, LoggerDestination, State, Time, TimeUnit
 from composer.core.checks import is_flag, to_strings
-from composer.core.components import reset_fields, transient
 from composer.core.interval import interval_time
+from composer.core.saving.components import reset_fields, transient
 from composer.functional.nested import leaves
 
 _WANDB = "WandBLogger"

@@ -10,8 +10,8 @@ import attrs
 import torch
 
 from composer.core import Callback, Event, Logger, State
-from composer.core.components import reset_fields, transient
 from composer.core.interval import Call
+from composer.core.saving.components import reset_fields, transient
 from composer.loggers.values import aligned
 
 _MEASURED_CALLS = 5

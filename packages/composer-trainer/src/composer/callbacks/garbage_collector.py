@@ -9,8 +9,8 @@ import attrs
 
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
-from composer.core.components import transient
 from composer.core.interval import interval_time
+from composer.core.saving.components import transient
 
 
 @attrs.define(eq=False)

@@ -22,7 +22,7 @@ from composer.core import (
 from composer.core.checks import to_strings
 from composer.core.evaluator import evaluation_mode
 from composer.core.interval import at_checkpoints
-from composer.core.randomness import preserve_rng_state
+from composer.core.saving.randomness import preserve_rng_state
 from composer.functional.checks import check_sizes
 
 

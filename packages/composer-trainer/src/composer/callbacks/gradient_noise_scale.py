@@ -11,8 +11,8 @@ from torch import Tensor
 from composer import functional as cf
 from composer.core import Callback, Event, Logger, NoEffectWarning, State, saved
 from composer.core.checks import integer, number
-from composer.core.components import reset_fields, transient
 from composer.core.interval import Call
+from composer.core.saving.components import reset_fields, transient
 from composer.distributed import all_gather
 from composer.functional.dtensors import is_dtensor
 from composer.functional.training.gradient_clipping import measure_norm

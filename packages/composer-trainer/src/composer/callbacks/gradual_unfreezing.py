@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from composer.core import Callback, Logger, State
 from composer.core.checks import integer, number
-from composer.core.components import transient
-from composer.core.model_state import bare_model, bare_name
 from composer.core.optimizers import unwrapped
+from composer.core.saving.components import transient
+from composer.core.saving.model_state import bare_model, bare_name
 
 
 def _to_groups(given: Sequence[str | Sequence[str]] | None) -> list[list[str]] | None:

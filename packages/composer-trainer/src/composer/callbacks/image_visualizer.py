@@ -11,8 +11,8 @@ from torch import Tensor
 
 from composer.core import BatchKey, Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import integer, is_flag, one_of
-from composer.core.components import reset_fields, transient
 from composer.core.interval import interval_time
+from composer.core.saving.components import reset_fields, transient
 
 
 @attrs.define(eq=False)

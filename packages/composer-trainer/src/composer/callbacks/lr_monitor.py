@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from composer.core import Callback, Logger, State
-from composer.core.components import by_key
 from composer.core.optimizers import unwrapped
+from composer.core.saving.components import by_key
 
 
 class LRMonitor(Callback):

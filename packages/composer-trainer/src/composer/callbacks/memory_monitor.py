@@ -12,7 +12,7 @@ from torch import Tensor
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import integer, to_options
-from composer.core.components import transient
+from composer.core.saving.components import transient
 from composer.distributed import all_gather
 from composer.functional.random import send
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import is_flag
-from composer.core.components import transient
+from composer.core.saving.components import transient
 from composer.core.step import losses_by_name
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from composer.core import Callback, Logger, State
 from composer.core.checks import integer, is_flag
-from composer.core.components import reset_fields, transient
+from composer.core.saving.components import reset_fields, transient
 from composer.distributed import get_world_size
 from composer.functional.dtensors import is_dtensor, local_parts
 

@@ -11,8 +11,8 @@ import attrs
 from composer.callbacks.speed_monitor import SECONDS_OF_UNIT
 from composer.core import Callback, Logger, State, TimeUnit, saved
 from composer.core.checks import integer, one_of
-from composer.core.codec import Record
-from composer.core.components import reset_fields, transient
+from composer.core.saving.codec import Record
+from composer.core.saving.components import reset_fields, transient
 
 
 @attrs.define

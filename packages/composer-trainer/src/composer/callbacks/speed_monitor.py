@@ -14,7 +14,7 @@ from attrs.validators import ge
 from composer.callbacks._flops import FlopCounter, HasFlops, flops_per_batch, peak_flops
 from composer.core import Callback, Logger, State, saved
 from composer.core.checks import integer, is_flag, number, one_of
-from composer.core.components import reset_fields, transient
+from composer.core.saving.components import reset_fields, transient
 from composer.distributed import get_world_size
 
 SECONDS_OF_UNIT = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import is_flag, number
-from composer.core.components import reset_fields, transient
 from composer.core.evaluator import more_is_better, unknown_metric
+from composer.core.saving.components import reset_fields, transient
 
 Comparison: TypeAlias = Callable[[Any, Any], Any] | str | None
 """``f(value, other)`` that returns whether the value is better, ``"less"``, ``"greater"``, or None for the default."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from composer.callbacks._system_metrics import Sampler, read_machine
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.checks import is_flag, number_between
-from composer.core.components import transient
+from composer.core.saving.components import transient
 from composer.distributed import is_initialized
 from composer.distributed.environment import with_timeout
 from composer.loggers.products import require_product

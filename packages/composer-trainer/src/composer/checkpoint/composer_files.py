@@ -13,8 +13,9 @@ import torch
 
 from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.checkpoint.folder import dictionary
-from composer.core import State, Timestamp, saved_state
-from composer.core.randomness import check_rng_state, rng_state, to_tensor
+from composer.core import State, Timestamp
+from composer.core.saving import saved_state
+from composer.core.saving.randomness import check_rng_state, rng_state, to_tensor
 from composer.distributed import get_world_size
 
 _COUNTS = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
@@ -237,7 +238,7 @@ class ComposerFile:
 
 
 def _generators(states: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of the generators of a process as :func:`composer.core.randomness.rng_state` does."""
+    """Return the states of the generators of a process as :func:`composer.core.saving.randomness.rng_state` does."""
     version, words, gauss = states["python"]
     name, key, pos, has_gauss, cached = states["numpy"]
     return {

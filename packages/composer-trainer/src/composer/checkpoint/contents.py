@@ -28,9 +28,10 @@ from attrs.validators import ge, matches_re, optional
 from torch import Tensor
 
 from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS
-from composer.core import State, saved_state, split_tensors
+from composer.core import State, split_tensors
 from composer.core.checks import abridged
-from composer.core.codec import Record, plain
+from composer.core.saving import saved_state
+from composer.core.saving.codec import Record, plain
 
 IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object] | None
 """Patterns such as ``"optimizers/*"``, or a function that removes from its argument, a dictionary, what to ignore."""

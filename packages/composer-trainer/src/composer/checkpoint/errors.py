@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from composer.core.checks import abridged, bulleted, printable
-from composer.core.secrets import without_secret_urls
+from composer.core.saving.secrets import without_secret_urls
 
 NOT_SAVED = "was not saved"
 

@@ -31,7 +31,7 @@ from attrs.validators import ge, lt, matches_re
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, MissingCheckpointError, OtherReleaseError
 from composer.core import Timestamp
 from composer.core.checks import abridged, shortened
-from composer.core.codec import Record, read
+from composer.core.saving.codec import Record, read
 
 MANIFEST = "manifest.json"
 MODEL, OPTIMIZERS, EXTRA = "model.safetensors", "optimizers.safetensors", "extra.safetensors"

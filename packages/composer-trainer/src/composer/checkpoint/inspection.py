@@ -15,7 +15,7 @@ from composer.checkpoint.folder import MODEL, STATE, Manifest, dictionary
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import TimeUnit
 from composer.core.checks import abridged
-from composer.core.files import write_atomically
+from composer.core.saving.files import write_atomically
 
 _TOP_MODULES = 12
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.folder import read_json
 from composer.core import NotSerializableError
-from composer.core.codec import Record
+from composer.core.saving.codec import Record
 from composer.functional.dtensors import Region, is_dtensor, own_region
 
 DTYPES = {

@@ -40,11 +40,12 @@ from composer.checkpoint.finding import agreed_path, is_weights_file, open_check
 from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, dictionary
 from composer.checkpoint.reading import OpenCheckpoint, references, sharded_like
 from composer.checkpoint.torch_files import read_weights_file
-from composer.core import LoadReport, Logger, State, StateMismatchError, join_tensors, model_state, saved_state
+from composer.core import LoadReport, Logger, State, StateMismatchError, join_tensors
 from composer.core.checks import caller_level, to_strings
-from composer.core.codec import read
 from composer.core.passes import Passes
-from composer.core.secrets import without_secret_urls
+from composer.core.saving import model_state, saved_state
+from composer.core.saving.codec import read
+from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import get_global_rank
 from composer.distributed.collectives import all_agree, failing_in_all_processes
 from composer.functional.dtensors import is_sharded, reshard

@@ -21,7 +21,7 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.folder import MANIFEST, Folder, Manifest, ReadInto, foreign_files, read_into
-from composer.core.secrets import without_secret_urls
+from composer.core.saving.secrets import without_secret_urls
 
 _CHUNK = 8 << 20
 _STORAGE_OPTIONS: dict[str, Mapping[str, Any]] = {}

@@ -22,7 +22,7 @@ from composer.core import State, Timestamp, TimeUnit
 from composer.core.checks import NamesArguments, integer, one_of
 from composer.core.evaluator import nearest_metric
 from composer.core.former import warn_former
-from composer.core.secrets import without_secret_urls
+from composer.core.saving.secrets import without_secret_urls
 
 _SUFFIX = ".pt"
 _log = logging.getLogger(__name__)

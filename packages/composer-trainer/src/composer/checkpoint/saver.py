@@ -31,8 +31,8 @@ from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_kee
 from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time
 from composer.core.background import Background, ThreadError
-from composer.core.files import fill_in_run
-from composer.core.model_state import optimizer_states
+from composer.core.saving.files import fill_in_run
+from composer.core.saving.model_state import optimizer_states
 from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded

@@ -52,8 +52,8 @@ from composer.checkpoint.layout import (
 from composer.checkpoint.local import open_folder
 from composer.core import State, TimeUnit, evaluation_weights
 from composer.core.checks import shortened
-from composer.core.codec import Record, plain, read
-from composer.core.files import fill_in_run
+from composer.core.saving.codec import Record, plain, read
+from composer.core.saving.files import fill_in_run
 from composer.distributed import all_gather_object, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import MessageStore, failing_in_all_processes
 from composer.functional.dtensors import is_sharded, reshard

@@ -19,7 +19,7 @@ from composer.checkpoint.folder import is_remote
 from composer.checkpoint.inspection import verify_checkpoint
 from composer.checkpoint.torch_files import read_torch_file
 from composer.core import Logger, State, Timestamp
-from composer.core.data_spec import move_batch
+from composer.core.data.batches import move_batch
 from composer.core.former import with_clock
 from composer.core.passes import Passes
 from composer.distributed import (

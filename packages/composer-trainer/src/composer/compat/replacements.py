@@ -22,7 +22,8 @@ import torch
 from torch import nn
 
 from composer.compat.devices import get_device
-from composer.core import Event, Interval, State, Time, TimeUnit, randomness
+from composer.core import Event, Interval, State, Time, TimeUnit
+from composer.core.saving import randomness
 from composer.distributed import (
     FSDPSettings,
     all_gather_object,

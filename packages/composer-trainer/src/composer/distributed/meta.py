@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composer.core.randomness import derive_seed
+from composer.core.saving.randomness import derive_seed
 from composer.functional.dtensors import is_dtensor, local_parts, shard_like
 
 

@@ -31,7 +31,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from composer.core.randomness import derive_seed
+from composer.core.saving.randomness import derive_seed
 from composer.distributed.collectives import (
     all_gather_object,
     any_rank,

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from composer.checkpoint.remote import file_system
 from composer.core import Batch, batch_set
-from composer.core.data_spec import move_batch
-from composer.core.randomness import preserve_rng_state
+from composer.core.data.batches import move_batch
+from composer.core.saving.randomness import preserve_rng_state
 from composer.functional.checks import check_choice
 from composer.functional.dtensors import is_sharded
 from composer.loggers.products import require_product

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from composer.core import State
 from composer.core.checks import is_flag, to_options
-from composer.core.components import transient
+from composer.core.saving.components import transient
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import flat
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import attrs
 
-from composer.core import Logger, State, TimeUnit, codec
+from composer.core import Logger, State, TimeUnit
 from composer.core.checks import integer, is_flag
-from composer.core.components import transient
-from composer.core.files import check_template, fill_in_run
 from composer.core.logger import detach_to_host
+from composer.core.saving import codec
+from composer.core.saving.components import transient
+from composer.core.saving.files import check_template, fill_in_run
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import read

@@ -12,8 +12,8 @@ import attrs
 
 from composer.core import Interval, Logger, LoggerDestination, State
 from composer.core.checks import integer
-from composer.core.components import transient
 from composer.core.interval import to_interval
+from composer.core.saving.components import transient
 
 
 @attrs.define(eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from composer.core import State
 from composer.core.checks import by_name, integer, is_flag, to_options, to_strings
-from composer.core.components import transient
+from composer.core.saving.components import transient
 from composer.functional.checks import check_number
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from composer.core import State, TimeUnit
 from composer.core.checks import integer, is_flag, to_path
-from composer.core.components import transient
+from composer.core.saving.components import transient
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import flat, markdown_table
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from composer.core import Logger, State
 from composer.core.checks import is_flag, shortened
-from composer.core.components import transient
 from composer.core.logger import detach_to_host
+from composer.core.saving.components import transient
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.images import to_images
 from composer.loggers.products import import_product, require_product

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from composer.core import State
 from composer.core.checks import is_flag, to_options, to_strings
-from composer.core.components import transient
+from composer.core.saving.components import transient
 from composer.loggers.images import to_masks
 from composer.loggers.tracker_logger import Record, TrackerLogger
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from composer.core.checks import NamesArguments
-from composer.core.randomness import derive_seed
+from composer.core.saving.randomness import derive_seed
 from composer.distributed.collectives import from_rank_zero
 from composer.functional.checks import check_choice, check_flags, check_interval
 from composer.functional.dtensors import is_dtensor, local_parts, own_region

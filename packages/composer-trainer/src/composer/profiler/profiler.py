@@ -11,8 +11,8 @@ from torch.profiler import record_function
 
 from composer.core import Callback, Event, Logger, State, TimeUnit
 from composer.core.checks import is_flag
-from composer.core.components import transient
 from composer.core.interval import Call
+from composer.core.saving.components import transient
 from composer.profiler.json_trace_handler import TraceHandler
 from composer.profiler.schedule import ProfilerAction
 

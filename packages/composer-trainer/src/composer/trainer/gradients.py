@@ -39,9 +39,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from composer.core.data_spec import count_tokens, has_own_functions
-from composer.core.packing import check_packed_model
-from composer.core.randomness import global_rng_states
+from composer.core.data.batches import count_tokens
+from composer.core.data.packing import check_packed_model
+from composer.core.data.spec import has_own_functions
+from composer.core.saving.randomness import global_rng_states
 from composer.core.step import Step, is_out_of_memory
 from composer.distributed import BatchShare, BatchWeights, all_reduce_min, get_data_world_size, get_world_size
 from composer.functional.dtensors import without_repeats

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from composer.core import State, Time, TimeUnit
 from composer.core.checks import as_list, caller_level, is_flag, own_arguments
-from composer.core.codec import Record
+from composer.core.saving.codec import Record
 from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, WarmupStableDecayScheduler, compile_composer_scheduler
 from composer.optim.clock import ClockLR, WarmsUp

@@ -22,7 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from composer.core.randomness import derive_seed
+from composer.core.saving.randomness import derive_seed
 from composer.trainer.data.order import make_order
 from fixtures.draws import Noisy, NoisyBatches, NoisyStream, noisy
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import composer.trainer.data.stateful_order
 from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.core import DataSpec
-from composer.core.codec import NotSerializableError
+from composer.core.saving.codec import NotSerializableError
 from composer.trainer.data.batches import Batches
 from composer.trainer.data.order import make_order
 from fixtures import record, small_run

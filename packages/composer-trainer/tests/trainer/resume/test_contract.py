@@ -24,7 +24,7 @@ from torchmetrics import MeanMetric
 
 from composer.checkpoint.contents import SavedObjects
 from composer.core import Algorithm, Callback, DataSpec, Event, saved
-from composer.core.components import transient
+from composer.core.saving.components import transient
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
 from composer.trainer.resume.contract import Changes, generators_of, has_state, load_objects, save_objects

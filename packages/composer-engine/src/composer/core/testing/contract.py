@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from composer.core.base import Algorithm, NoEffectWarning
-from composer.core.codec import equal
 from composer.core.declarations import ALWAYS_SERVED, FIELDS, FieldsByEvent, fields_at, find_conflicts
 from composer.core.engine import Engine
 from composer.core.evaluator import evaluation_weights
 from composer.core.event import CLOSING_EVENTS, Event, Stage
 from composer.core.planning import build_plan, overrides_match
+from composer.core.saving.codec import equal
 from composer.core.testing.effects import Watch
 from composer.core.testing.loop import Training, seeded, through_json
 from composer.core.time import Timestamp

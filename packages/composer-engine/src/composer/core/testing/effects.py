@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core.data_spec import batch_get, batch_set
+from composer.core.data.batches import batch_get, batch_set
 from composer.core.declarations import ALWAYS_SERVED, FIELDS
 from composer.core.engine import Engine
 from composer.core.event import MODEL_EVENTS, Event

@@ -11,10 +11,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core.codec import NotSerializableError, join_tensors, split_tensors
 from composer.core.engine import Engine
 from composer.core.event import Event
-from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
+from composer.core.saving.codec import NotSerializableError, join_tensors, split_tensors
+from composer.core.saving.randomness import derive_seed, preserve_rng_state, seed_globals
 from composer.core.step import Step
 from composer.core.time import Timestamp, TimeUnit
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from composer.core.base import Algorithm
-    from composer.core.data_spec import Batch
+    from composer.core.data.batches import Batch
     from composer.core.state import State
 
 

@@ -24,8 +24,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from composer.checkpoint.contents import SavedObjects, SavedPlace
-from composer.core.data_spec import move_batch
-from composer.core.packing import has_packed_rows
+from composer.core.data.batches import move_batch
+from composer.core.data.packing import has_packed_rows
 from composer.distributed import all_agree, all_gather_object, get_data_world_size, get_world_size
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
 from composer.functional.datasets import by_epoch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from composer.core.data_spec import length_of
+from composer.core.data.spec import length_of
 from composer.distributed.samplers import set_epoch
 from composer.trainer.data.seeding import seed_of_rank, seeded_batches
 from composer.trainer.data.workers import iterate

@@ -45,8 +45,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
-from composer.core.data_spec import length_of
-from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
+from composer.core.data.spec import length_of
+from composer.core.saving.randomness import derive_seed, preserve_rng_state, seed_globals
 from composer.distributed import get_world_size, samplers
 from composer.distributed.environment import get_data_rank
 from composer.functional.datasets import by_epoch

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
-from composer.core.randomness import derive_seed, seed_globals
+from composer.core.saving.randomness import derive_seed, seed_globals
 from composer.distributed.environment import get_data_rank
 
 if TYPE_CHECKING:

@@ -55,8 +55,8 @@ from torch.utils.data import IterableDataset
 
 from composer.checkpoint.contents import SavedObjects
 from composer.core.checks import caller_level
-from composer.core.codec import equal, plain
-from composer.core.data_spec import length_of
+from composer.core.data.spec import length_of
+from composer.core.saving.codec import equal, plain
 from composer.distributed.samplers import END, set_epoch
 from composer.trainer.data.iterable_order import OpaqueOrder
 from composer.trainer.data.seeding import draws_nothing, seeded_batches

@@ -36,9 +36,9 @@ from composer.core import (
     get_precision_context,
 )
 from composer.core.checks import is_subset, own_arguments
-from composer.core.data_spec import batch_get, move_batch, note_batch
+from composer.core.data.batches import batch_get, move_batch, note_batch
 from composer.core.evaluator import evaluation_mode, nearest_metric
-from composer.core.randomness import preserve_rng_state
+from composer.core.saving.randomness import preserve_rng_state
 from composer.distributed import (
     all_reduce_min,
     any_rank,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from composer.core import Batch, Logger, State
-from composer.core.codec import Record
+from composer.core.saving.codec import Record
 from composer.distributed import all_gather_object, get_world_size
 from composer.distributed.environment import data_group
 

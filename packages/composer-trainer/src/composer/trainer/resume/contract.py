@@ -31,9 +31,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from composer.checkpoint.contents import SavedObjects
 from composer.core import Serializable
-from composer.core.codec import at, is_number, plain
-from composer.core.components import saved_fields
-from composer.core.randomness import generator_state, is_generator, set_generator_state
+from composer.core.saving.codec import at, is_number, plain
+from composer.core.saving.components import saved_fields
+from composer.core.saving.randomness import generator_state, is_generator, set_generator_state
 
 if TYPE_CHECKING:
     from composer.core import DataSpec

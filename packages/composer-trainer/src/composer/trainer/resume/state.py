@@ -44,11 +44,11 @@ from composer.checkpoint.errors import CheckpointMismatchError
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
 from composer.core.checks import bulleted, caller_level
-from composer.core.codec import Record, plain, read
-from composer.core.components import by_key
-from composer.core.model_state import bare_model, bare_name
 from composer.core.optimizers import unwrapped
-from composer.core.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
+from composer.core.saving.codec import Record, plain, read
+from composer.core.saving.components import by_key
+from composer.core.saving.model_state import bare_model, bare_name
+from composer.core.saving.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
 from composer.distributed import all_gather_object, broadcast_buffers, get_data_rank, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size

@@ -24,7 +24,7 @@ from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes
 from composer.core import Engine, Event, Interval, Logger, State, Time
 from composer.core.checks import as_list
-from composer.core.secrets import without_secret_urls
+from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import all_gather_object, broadcast_model, initialize_dist
 from composer.distributed.meta import is_on_meta
 from composer.functional.checks import check_flags

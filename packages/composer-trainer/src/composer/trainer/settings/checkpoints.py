@@ -21,8 +21,8 @@ from composer.checkpoint.saver import CheckpointSaver, SaveInterval
 from composer.core import Engine, Interval, State
 from composer.core.checks import by_name, is_flag, to_path, to_strings
 from composer.core.evaluator import more_is_better, unknown_metric
-from composer.core.files import fill_in_run
 from composer.core.passes import Passes
+from composer.core.saving.files import fill_in_run
 from composer.distributed import all_agree, from_rank_zero
 from composer.distributed.collectives import failing_in_all_processes
 from composer.trainer.evaluation.metrics import metrics_of

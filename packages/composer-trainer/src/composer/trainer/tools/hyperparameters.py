@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from composer.checkpoint.contents import environment
 from composer.core import Evaluator, LoggerDestination, Serializable, State, Time
 from composer.core.checks import describe
-from composer.core.components import by_key
 from composer.core.planning import component_keys
-from composer.core.secrets import hide_secrets
+from composer.core.saving.components import by_key
+from composer.core.saving.secrets import hide_secrets
 from composer.distributed import get_local_world_size, get_world_size
 
 _DESCRIBED = frozenset(

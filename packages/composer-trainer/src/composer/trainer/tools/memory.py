@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from composer.core import DataSpec, Event, Precision, State, get_precision_context
-from composer.core.data_spec import move_batch, note_batch
+from composer.core.data.batches import move_batch, note_batch
 from composer.core.optimizers import unwrapped
 from composer.functional.checks import check_whole
 from composer.functional.dtensors import is_sharded

@@ -12,7 +12,7 @@ import torch
 from composer.core import State
 from composer.core.evaluator import enter_training_mode
 from composer.core.optimizers import unwrapped
-from composer.core.randomness import generator_state, preserve_rng_state, set_generator_state
+from composer.core.saving.randomness import generator_state, preserve_rng_state, set_generator_state
 from composer.functional.modes import kept_modes
 from composer.trainer.optimization import make_scaler
 from composer.trainer.resume.contract import generators_of, has_state, objects_of

@@ -1,7 +1,8 @@
 """A model's weights and its optimizers' state by the parameter names of the unwrapped model.
 
-:mod:`composer.core.saved_state` calls these functions in turn: those that return data for a save, those that compare it
-and change nothing, and those that load what fits. Saved tensors are complete or DTensors, and are sharded as the run's.
+:mod:`composer.core.saving.saved_state` calls these functions in turn: those that return data for a save, those that
+compare it and change nothing, and those that load what fits. Saved tensors are complete or DTensors, and are sharded
+as the run's.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from composer.core.checks import nearest, shortened
-from composer.core.codec import NotSerializableError, Record, is_number, plain, read
-from composer.core.components import by_key
 from composer.core.optimizers import held_parameters, unwrapped
+from composer.core.saving.codec import NotSerializableError, Record, is_number, plain, read
+from composer.core.saving.components import by_key
 from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, shard_like, without_repeats
 

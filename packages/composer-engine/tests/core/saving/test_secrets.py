@@ -5,8 +5,8 @@ import pytest
 
 from composer.core import Algorithm
 from composer.core.base import rebuild_algorithm
-from composer.core.components import settings_to_data
-from composer.core.secrets import hide_secrets, is_secret_name, without_secret_urls
+from composer.core.saving.components import settings_to_data
+from composer.core.saving.secrets import hide_secrets, is_secret_name, without_secret_urls
 
 SECRET = "auth key keys api_key X-Api-Key accessToken hf_token pwd jwt bearer header extraHeaders webhook hook secrets"
 ACRONYMS = "HFToken SSHKey DBPass token2 API_KEY_2 apiKey1"

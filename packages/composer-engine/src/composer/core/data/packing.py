@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 from composer import functional as cf
 from composer.core.checks import is_flag, one_of, whole_number_from
 from composer.core.precision import Precision, get_precision_context
-from composer.core.randomness import derive_seed, preserve_rng_state
+from composer.core.saving.randomness import derive_seed, preserve_rng_state
 from composer.functional.datasets import by_epoch, outermost
 
 if TYPE_CHECKING:

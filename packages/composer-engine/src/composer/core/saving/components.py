@@ -9,8 +9,8 @@ from typing import Any, TypeVar, overload
 import attrs
 
 from composer.core.checks import NamesArguments, describe, error_text, nearest
-from composer.core.codec import NotSerializableError, equal, field_types, plain, read
-from composer.core.secrets import hide_secrets
+from composer.core.saving.codec import NotSerializableError, equal, field_types, plain, read
+from composer.core.saving.secrets import hide_secrets
 
 T = TypeVar("T")
 
@@ -299,7 +299,7 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
     A setting that is not data, such as a function, is described: ``{"unsaved": "function my.module.get_image"}``. A
     run with such a setting can be saved and resumed with an object that the caller constructs; only constructing it
     from its saved settings fails. A field may have its own description: ``attrs.field(metadata={"describe": f})``.
-    Likely secrets are not saved: :func:`~composer.core.secrets.hide_secrets`.
+    Likely secrets are not saved: :func:`~composer.core.saving.secrets.hide_secrets`.
 
     Example:
         >>> from composer.core import Algorithm

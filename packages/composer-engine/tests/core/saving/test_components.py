@@ -25,8 +25,8 @@ from composer.core import (
     saved,
     split_tensors,
 )
-from composer.core.codec import field_types
-from composer.core.components import ObservableList, is_unsaved, settings_to_data, transient
+from composer.core.saving.codec import field_types
+from composer.core.saving.components import ObservableList, is_unsaved, settings_to_data, transient
 
 
 def magnitude(number):

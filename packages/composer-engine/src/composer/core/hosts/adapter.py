@@ -12,16 +12,16 @@ import attrs
 import torch
 from torch import nn
 
-from composer.core import saved_state
-from composer.core.codec import to_data
-from composer.core.data_spec import count_samples, count_tokens, describe_batch, usual_key
+from composer.core.data.batches import count_samples, count_tokens, describe_batch, usual_key
+from composer.core.data.packing import check_packed_model, has_packed_rows
 from composer.core.declarations import FIELDS, ServedFields
 from composer.core.engine import Engine
 from composer.core.evaluator import evaluation_weights, frozen_norms
 from composer.core.event import Event
 from composer.core.logger import Logger, LoggerDestination
-from composer.core.packing import check_packed_model, has_packed_rows
 from composer.core.precision import Precision
+from composer.core.saving import saved_state
+from composer.core.saving.codec import to_data
 from composer.core.state import State
 from composer.core.step import Step, total_of
 from composer.core.time import TimeUnit
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from composer.core.base import Algorithm
-    from composer.core.data_spec import Batch
+    from composer.core.data.batches import Batch
     from composer.core.plan import Plan
-    from composer.core.saved_state import LoadReport
+    from composer.core.saving.saved_state import LoadReport
     from composer.core.time import Time
 
 # An adapter has no hook before a batch is loaded, and none in the batches of the host's evaluations.

@@ -34,7 +34,7 @@ from composer.core import (
     split_tensors,
     to_data,
 )
-from composer.core.codec import MAX_DEPTH, Record, field_types, plain, read
+from composer.core.saving.codec import MAX_DEPTH, Record, field_types, plain, read
 
 
 class Colour(enum.IntEnum):

@@ -405,7 +405,7 @@ class TestErrors:
             (["max_duration"], "soon", "max_duration: must be"),
             (["timestamp", "batch"], "removed", "missing: ['batch']"),
             (["timestamp", "batch"], 1.5, "batch of a saved Timestamp must be a whole number, got 1.5."),
-            (["algorithms"], {}, "algorithms: must be list[composer.core.saved_state.AlgorithmRecord], got {}."),
+            (["algorithms"], {}, "algorithms: must be list[composer.core.saving.saved_state.AlgorithmRecord], got {}."),
             (
                 ["algorithms", 0],
                 3,

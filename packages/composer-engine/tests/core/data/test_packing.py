@@ -9,8 +9,8 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 
 from composer import functional as cf
 from composer.core import DataSpec, join_tensors, pack_sequences, split_tensors
-from composer.core.data_spec import count_samples, count_tokens
-from composer.core.packing import has_packed_rows
+from composer.core.data.batches import count_samples, count_tokens
+from composer.core.data.packing import has_packed_rows
 
 LENGTH = 16
 SIZES = torch.randint(1, 40, (90,), generator=torch.Generator().manual_seed(0)).tolist()

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from composer.core import model_state
 from composer.core.checks import abridged, bulleted, from_first_difference, nearest
-from composer.core.codec import NotSerializableError, Record, equal, field_types, from_data, plain, read
-from composer.core.components import by_key, is_unsaved, read_field, saved_fields, settings_to_data
 from composer.core.declarations import check_conflicts
 from composer.core.passes import all_passes
+from composer.core.saving import model_state
+from composer.core.saving.codec import NotSerializableError, Record, equal, field_types, from_data, plain, read
+from composer.core.saving.components import by_key, is_unsaved, read_field, saved_fields, settings_to_data
 from composer.core.time import Timestamp
 
 if TYPE_CHECKING:

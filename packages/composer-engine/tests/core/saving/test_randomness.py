@@ -10,7 +10,7 @@ from torch import nn
 
 from composer.core import State
 from composer.core.evaluator import evaluation_mode
-from composer.core.randomness import (
+from composer.core.saving.randomness import (
     check_rng_state,
     derive_seed,
     generator_state,

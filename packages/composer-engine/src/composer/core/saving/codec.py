@@ -74,7 +74,7 @@ def plain(value: Any, path: str = "") -> Any:
     Example:
         >>> plain({"step": 3, "when": print}, "EMA")
         Traceback (most recent call last):
-        composer.core.codec.NotSerializableError: EMA.when: function builtins.print cannot be saved. ...
+        composer.core.saving.codec.NotSerializableError: EMA.when: function builtins.print cannot be saved. ...
     """
     return _encode(value, path, 0, None)
 

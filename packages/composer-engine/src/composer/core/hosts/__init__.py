@@ -1,0 +1,1 @@
+"""The side of a trainer: what it does to serve algorithms."""
