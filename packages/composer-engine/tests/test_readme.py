@@ -42,9 +42,9 @@ def test_pass_of_the_readme_works(executed):
     """With the pass that is registered last, the noise is applied first."""
     namespace, _ = executed
 
-    first, _ = namespace["engine"].explain().entries[namespace["Event"].AFTER_DATALOADER]
+    first, second = namespace["engine"].explain().entries[namespace["Event"].AFTER_DATALOADER]
 
-    assert (first.key, first.why) == ("AddNoise", "moved by noise_first")
+    assert (first.key, second.why) == ("AddNoise", "ordered by noise_first")
 
 
 def test_mixup_of_the_readme_blends_input_and_loss(executed):

@@ -142,19 +142,6 @@ def test_rule_for_algorithms_without_a_stage(make):
     assert "Without a stage" not in str(explain(weights))
 
 
-def test_moved_components_of_all_events_are_shown_at_each(make):
-    """A component of all events that a pass moved at one of them is shown at each."""
-    matching = make.algorithm("Matching", match=lambda *_: True)
-    loss = make.algorithm("Loss", {Event.BATCH_END: Stage.LOSS})
-
-    def matching_first(algorithms, event):
-        return sorted(algorithms, key=lambda one: one is not matching)
-
-    text = " ".join(str(explain([matching, loss], algorithm_passes=[matching_first])).split())
-
-    assert "batch_end Matching no stage moved by matching_first; if match() Loss loss" in text
-
-
 def test_algorithms_with_match_are_marked(make):
     """Algorithms with their own match are marked at their events."""
     text = str(explain(make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)))

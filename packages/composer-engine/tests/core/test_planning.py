@@ -139,8 +139,8 @@ class TestReasons:
 
         plan = explain(algorithms, algorithm_passes=[run_last])
 
-        assert entries(plan, Event.BATCH_END) == [("B", ""), ("C", "as listed"), ("A", "moved by run_last")]
-        assert plan.entries[Event.BATCH_END][-1].placed_by == ("run_last",)
+        assert entries(plan, Event.BATCH_END) == [("B", ""), ("C", "as listed"), ("A", "ordered by run_last")]
+        assert plan.entries[Event.BATCH_END][-1].placed_by == "run_last"
 
     def test_pass_against_the_stages(self, make):
         """Where a pass overrules the stages, the stage is not given as the reason."""
@@ -155,11 +155,11 @@ class TestReasons:
         assert entries(plan, Event.BEFORE_LOSS) == [
             ("LABEL", ""),
             ("W", "weights after label"),
-            ("MIX", "moved by run_last"),
+            ("MIX", "ordered by run_last"),
         ]
 
     def test_entries_after_a_moved_one(self, make):
-        """An entry after a moved one does not give its stage as the reason."""
+        """An entry after a moved one gives the pass as the reason, not its stage."""
         stages = (Stage.MIX, Stage.LABEL, Stage.WEIGHTS)
         algorithms = [make.algorithm(s.name, {Event.BEFORE_LOSS: s, Event.AFTER_LOSS: s}) for s in stages]
 
@@ -169,13 +169,13 @@ class TestReasons:
         plan = explain(algorithms, algorithm_passes=[last_first])
 
         assert entries(plan, Event.BEFORE_LOSS) == [
-            ("WEIGHTS", "moved by last_first"),
-            ("MIX", ""),
+            ("WEIGHTS", ""),
+            ("MIX", "ordered by last_first"),
             ("LABEL", "label after mix"),
         ]
         assert entries(plan, Event.AFTER_LOSS) == [
-            ("MIX", "moved by last_first"),
-            ("WEIGHTS", ""),
+            ("MIX", ""),
+            ("WEIGHTS", "ordered by last_first"),
             ("LABEL", "reversed: label after weights"),
         ]
 
@@ -282,7 +282,7 @@ class TestData:
                         "name": "A",
                         "kind": "algorithm",
                         "stage": "weights",
-                        "placed_by": [],
+                        "placed_by": "",
                         "asked_each_time": False,
                         "why": "",
                         "every": None,
@@ -293,7 +293,7 @@ class TestData:
                         "name": "C",
                         "kind": "callback",
                         "stage": None,
-                        "placed_by": [],
+                        "placed_by": "",
                         "asked_each_time": False,
                         "why": "after algorithms",
                         "every": "10ba",

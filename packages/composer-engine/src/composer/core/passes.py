@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from difflib import SequenceMatcher
+from itertools import combinations
 from typing import Any, TypeAlias, TypeVar
 
 import attrs
@@ -83,25 +83,8 @@ def order_by_stage(algorithms: Algorithms, event: Event) -> Algorithms:
     return sorted(algorithms, key=lambda algorithm: sign * stage_of(algorithm, event))
 
 
-def sort_selective_backprop_first(algorithms: Algorithms, event: Event) -> Algorithms:
-    """Put algorithms that choose samples (stage ``SELECT``) first: they need the loss of unchanged samples."""
-    if event in CLOSING_EVENTS:
-        return algorithms
-    return sorted(algorithms, key=lambda algorithm: stage_of(algorithm, event) is not Stage.SELECT)
-
-
-def sort_fused_layernorm_last(algorithms: Algorithms, event: Event) -> Algorithms:
-    """Put fused and low-precision norms (stage ``PRECISION``) after all surgery that may add norms.
-
-    Only the memory format and algorithms that use the finished model come later.
-    """
-    late = {Stage.PRECISION: 1, Stage.LAYOUT: 2, Stage.GRADIENT: 3, Stage.WEIGHTS: 3}
-    if event not in MODEL_EVENTS:
-        return algorithms
-    return sorted(algorithms, key=lambda algorithm: late.get(stage_of(algorithm, event), 0))
-
-
-sort_low_precision_layernorm_last = sort_fused_layernorm_last
+# What these passes of Composer did is stated by the stages SELECT and PRECISION.
+sort_selective_backprop_first = sort_fused_layernorm_last = sort_low_precision_layernorm_last = order_by_stage
 
 
 def warn_if_multiple_loss_interpolation(algorithms: Algorithms, event: Event) -> Algorithms:
@@ -119,13 +102,7 @@ def warn_if_multiple_loss_interpolation(algorithms: Algorithms, event: Event) ->
 
 def default_passes() -> list[AlgorithmPass]:
     """Return the passes that every engine starts with, in their order."""
-    return [
-        set_filo_order,
-        order_by_stage,
-        sort_selective_backprop_first,
-        sort_fused_layernorm_last,
-        warn_if_multiple_loss_interpolation,
-    ]
+    return [set_filo_order, order_by_stage, warn_if_multiple_loss_interpolation]
 
 
 def all_passes(given: Passes) -> list[AlgorithmPass]:
@@ -164,12 +141,12 @@ class Ordered:
 
     Args:
         algorithms: In the order in which they run.
-        placed_by: For each of them the user's passes that moved it, if it is not where the default passes put it.
+        placed_by: For each of them the user's pass that put it behind the one above it, or "".
         left_out: The algorithms that passes did not return, with the name of the pass.
     """
 
     algorithms: tuple[Any, ...]
-    placed_by: tuple[tuple[str, ...], ...]
+    placed_by: tuple[str, ...]
     left_out: tuple[tuple[Any, str], ...]
 
 
@@ -180,44 +157,22 @@ def apply_passes(algorithms: Algorithms, event: Event, passes: Sequence[Algorith
         TypeError: A pass returns no list or tuple.
         ValueError: A pass returns an algorithm that was not passed to it, or one algorithm twice.
     """
-    order, by_rules, rules = list(algorithms), algorithms, default_passes()
+    order, rules = list(algorithms), default_passes()
     left_out: list[tuple[Any, str]] = []
-    movers: dict[int, list[str]] = {id(algorithm): [] for algorithm in algorithms}
+    # The pass that put the second of a pair behind the first; "" for the default passes.
+    reasons: dict[tuple[int, int], str] = {}
     for each_pass in passes:
         if not order:
             break
         name = getattr(each_pass, "__name__", None) or repr(each_pass)
         before, order = order, _checked(each_pass(list(order), event), order, event, name)
         left_out += [(algorithm, name) for algorithm in before if not _contains(order, algorithm)]
-        # The order by the default passes alone, with which the final one is compared to see what was moved.
-        if each_pass in rules:
-            by_rules = each_pass(by_rules, event)
-            continue
-        for algorithm in moved_items(before, order):
-            movers[id(algorithm)] += [] if name in movers[id(algorithm)] else [name]
-    moved = moved_items(by_rules, order) if any(movers.values()) else []
-    placed_by = (tuple(movers[id(one)]) if _contains(moved, one) else () for one in order)
+        places = {id(algorithm): place for place, algorithm in enumerate(before)}
+        for pair in combinations(map(id, order), 2):
+            if places[pair[0]] > places[pair[1]]:
+                reasons[pair] = "" if each_pass in rules else name
+    placed_by = (reasons.get((id(above), id(one)), "") for above, one in zip([None, *order], order, strict=False))
     return Ordered(tuple(order), tuple(placed_by), tuple(left_out))
-
-
-def moved_items(before: Sequence[T], after: Sequence[T]) -> list[T]:
-    """Return which items of ``after`` are not where they were, relative to the others.
-
-    If an item went to the end, it has moved and not all that it passed; if two changed places, both have.
-
-    Example:
-        >>> moved_items("abcd", "bcda"), moved_items("ab", "ba")
-        (['a'], ['b', 'a'])
-    """
-    old, new = [id(item) for item in before], [id(item) for item in after]
-    # Of two neighbours that changed places either may count as unmoved: the other one if read from the end.
-    unmoved = _matching(old, new) & _matching(old[::-1], new[::-1])
-    return [item for item in after if id(item) not in unmoved]
-
-
-def _matching(old: list[int], new: list[int]) -> set[int]:
-    blocks = SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
-    return {item for block in blocks for item in old[block.a : block.a + block.size]}
 
 
 def _contains(algorithms: Algorithms, algorithm: object) -> bool:

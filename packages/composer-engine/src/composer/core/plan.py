@@ -144,7 +144,7 @@ class Entry:
         key: Its name in the run: the class, or a subscribed function's name, numbered from the second of a name on.
         kind: ``"algorithm"``, ``"callback"``, ``"subscription"`` or ``"logger"``.
         stage: The stage of an algorithm there; None if it declares none.
-        placed_by: The user's passes that moved it from its place by stage and list.
+        placed_by: The user's pass that put it behind the one above it, or "".
         asked: Whether it overrides ``match``, which is then called each time.
         why: The reason for its place, in a few words; empty if there is none.
         every: How often it is called there; None is each time.
@@ -157,7 +157,7 @@ class Entry:
     kind: str
     call: Callable[..., object] = attrs.field(repr=False, eq=False)
     stage: Stage | None = None
-    placed_by: tuple[str, ...] = ()
+    placed_by: str = ""
     asked: bool = False
     why: str = ""
     every: Time | None = None
@@ -177,7 +177,7 @@ class Entry:
             "name": self.key,
             "kind": self.kind,
             "stage": None if self.stage is None else self.what,
-            "placed_by": list(self.placed_by),
+            "placed_by": self.placed_by,
             "asked_each_time": self.asked,
             "why": self.why,
             "every": None if self.every is None else str(self.every),
@@ -263,10 +263,10 @@ class Plan:
         return sorted(kinds, key=kinds.__getitem__)  # "callback" is before "logger"
 
     def keys_everywhere(self) -> list[str]:
-        """Return the keys of components that run, or are asked, each time at every event, and that no pass moved."""
-        moved = {entry.key for entry in chain.from_iterable(self.entries.values()) if entry.placed_by or entry.every}
+        """Return the keys of components that run, or are asked, each time at every event."""
+        seldom = {entry.key for entry in chain.from_iterable(self.entries.values()) if entry.every}
         common = set.intersection(*({entry.key for entry in self.entries.get(event, ())} for event in Event))
-        return [entry.key for entry in self.entries.get(Event.INIT, ()) if entry.key in common - moved]
+        return [entry.key for entry in self.entries.get(Event.INIT, ()) if entry.key in common - seldom]
 
     def shown_everywhere(self) -> list[Entry]:
         """Return the shown entries of :meth:`keys_everywhere`."""

@@ -193,7 +193,7 @@ def _declaration(algorithm: Algorithm, key: str) -> Declaration:
     return Declaration(key, summary, reads, writes, owns, settings)
 
 
-def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: tuple[str, ...], keys: Mapping[int, str]) -> Entry:
+def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: str, keys: Mapping[int, str]) -> Entry:
     return Entry(
         algorithm,
         keys[id(algorithm)],
@@ -210,7 +210,7 @@ def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: tuple[str, .
 def _reason(entry: Entry, previous: Entry | None, event: Event, listed: Mapping[str, int]) -> str:
     """Return why an entry does not come before the one above it."""
     if entry.placed_by:
-        return f"moved by {' and '.join(entry.placed_by)}"
+        return f"ordered by {entry.placed_by}"
     if previous is None:
         return ""
     if entry.kind != previous.kind:
@@ -223,10 +223,7 @@ def _reason(entry: Entry, previous: Entry | None, event: Event, listed: Mapping[
         reversed_list = "first in, last out" if event.is_after_event else ""
         return "as listed" if listed[previous.key] < listed[entry.key] else reversed_list
     order = " after ".join(one.what for one in (entry, previous))
-    is_closing = event in CLOSING_EVENTS
-    if (own < other) is not is_closing:
-        return ""  # a pass moved the entry above, which has the reason
-    return f"reversed: {order}" if is_closing else order
+    return f"reversed: {order}" if event in CLOSING_EVENTS else order
 
 
 def check_served(serves: ServedFields, entries: Mapping[Event, Sequence[Entry]]) -> None:
