@@ -509,14 +509,14 @@ class Plain(Images):
 class TestMaskedTokens:
     """Transformers' collator for masked language models, which creates its generator with the first batch."""
 
-    def train(self, folder, load_path=None):
+    def train(self, folder, load_path=None, seed=5, **workers):
         transformers = pytest.importorskip("transformers", reason="the collator is of Transformers")
         tokenizers = pytest.importorskip("tokenizers", reason="the tokenizer is of Transformers")
         vocabulary = {name: index for index, name in enumerate(["[PAD]", "[MASK]", "[UNK]", *"abcdefghijklm"])}
         backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
         special = {"pad_token": "[PAD]", "mask_token": "[MASK]", "unk_token": "[UNK]"}
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
-        collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3, seed=5)
+        collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3, seed=seed)
         sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
         torch.manual_seed(0)
         config = transformers.BertConfig(vocab_size=len(vocabulary), hidden_dropout_prob=0.0, **sizes)
@@ -524,12 +524,13 @@ class TestMaskedTokens:
         texts = [{"input_ids": (torch.arange(8) + index) % 13 + 3} for index in range(12)]
         trainer = Trainer(
             model=model,
-            train_dataloader=DataLoader(texts, batch_size=4, shuffle=True, collate_fn=collate),
+            train_dataloader=DataLoader(texts, batch_size=4, shuffle=True, collate_fn=collate, **workers),
             optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
             max_duration="3ep",
             save_folder=str(folder),
             save_interval="1ba",
             save_num_checkpoints_to_keep=-1,
+            seed=7,
             load_path=load_path,
             progress_bar=False,
             device="cpu",
@@ -543,3 +544,15 @@ class TestMaskedTokens:
         expected = self.train(tmp_path / "full")
 
         assert self.train(tmp_path / "resumed", str(tmp_path / "full" / "ep1-ba5")) == expected
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    @pytest.mark.parametrize("persistent_workers", [False, True])
+    def test_generators_of_workers_are_seeded_for_each_batch(self, tmp_path, persistent_workers):
+        """The collator creates another generator in each worker, whose draws depend on its seed and the batch."""
+        workers = {"num_workers": 2, "persistent_workers": persistent_workers}
+        expected = self.train(tmp_path / "full", **workers)
+
+        resumed = self.train(tmp_path / "resumed", str(tmp_path / "full" / "ep1-ba5"), **workers)
+
+        assert resumed == expected == self.train(tmp_path / "one", num_workers=1)
+        assert expected != self.train(tmp_path / "other", seed=6, **workers)

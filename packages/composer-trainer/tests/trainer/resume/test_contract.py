@@ -392,6 +392,13 @@ LATE = {
     "a StatefulDataLoader's dataset": lambda: stateful(LateDrawing()),
     "a StatefulDataLoader's collate_fn": lambda: stateful(TensorDataset(INPUTS, TARGETS), collate_fn=LateCollate()),
 }
+ALIVE = {"num_workers": 2, "persistent_workers": True}
+EXACT |= {
+    f"generators in workers {[*options.values()]}": lambda options=options: loader(
+        Drawing(np.random.default_rng), collate_fn=LateCollate(), **options
+    )
+    for options in ({"num_workers": 1}, {"num_workers": 2}, ALIVE)
+}
 EXACT |= {f"{name} generator, created when it is first used": make for name, make in LATE.items()}
 
 
@@ -527,9 +534,9 @@ class TestWhatIsNotSaved:
 
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_copies_in_workers(self, tmp_path):
-        """A dataset's generator that worker processes have copies of is named."""
+        """A stream's generator that persistent worker processes have copies of is named."""
         with pytest.warns(UserWarning, match=r"train_dataloader\.dataset\.generator: copied into each worker process"):
-            train(tmp_path, loader(Drawing(), num_workers=1))
+            train(tmp_path, loader(Stream(), shuffle=None, **ALIVE))
 
 
 class Object:

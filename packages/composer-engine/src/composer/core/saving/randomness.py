@@ -162,6 +162,24 @@ def is_generator(value: Any) -> bool:
     return all(value is not generator for generator in global_generators(torch.device("cpu")).values())
 
 
+def seed_generator(generator: Any, seed: int) -> None:
+    """Seed a generator of torch, Python or NumPy by 64 bits.
+
+    Example:
+        >>> first, second = random.Random(3), random.Random(5)
+        >>> for generator in (first, second):
+        ...     seed_generator(generator, 17)
+        >>> first.random() == second.random()
+        True
+    """
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+    else:  # NumPy's RandomState accepts 32 bits
+        generator.seed(seed if isinstance(generator, random.Random) else seed & 0xFFFFFFFF)
+
+
 def generator_state(generator: Any) -> dict[str, Any]:
     """Return a generator's state as plain data and tensors."""
     if isinstance(generator, torch.Generator):

@@ -176,6 +176,9 @@ class IndexedOrder(_CopiedOrder):
         self._keys = self.loader.__dict__[name] = _Keys(self._sampler)
         self._source = loader.dataset if self._is_plain else seeding.SeededDataset(loader.dataset)
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
+        if loader.num_workers and not self._is_plain:
+            self._source = seeding.WorkerDataset(loader.dataset, loader.collate_fn)
+            self.loader.__dict__["collate_fn"] = _same
         if not self._loads_here:
             self.loader.__dict__["dataset"] = self._source
 
@@ -318,6 +321,10 @@ class StreamOrder(_CopiedOrder):
 # A sampler without a length, or with at least this one, is treated as endless: its order cannot be drawn in advance.
 _ENDLESS = 2**62
 _DIGEST_BYTES = 8  # short, as a digest is computed for each key of an epoch
+
+
+def _same(batch: Batch) -> Batch:
+    return batch
 
 
 def _is_known(sampler: Any) -> bool:

@@ -8,14 +8,16 @@ which is restored after each batch. The modules of orders call it.
 from __future__ import annotations
 
 import itertools
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
-from composer.core.saving.randomness import derive_seed, seed_globals
+from composer.core.saving.randomness import derive_seed, generator_state, seed_generator, seed_globals
 from composer.distributed.environment import get_data_rank
+from composer.trainer.resume.contract import generators_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,6 +127,52 @@ class SeededDataset(_DatasetWrapper, Dataset[Any]):
         seed, indices = batch
         seed_globals(seed)
         return items(self._dataset, indices)
+
+
+class WorkerDataset(SeededDataset):
+    """A dataset that returns complete batches in worker processes, and seeds also its generators, for each batch.
+
+    These are the generators that are attributes of the dataset and ``collate_fn``, whose seeds count, too. The first
+    batch of a worker is loaded twice if it finds any, because they may be created when they are first used.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
+        super().__init__(dataset)
+        self.__dict__.update(_collate=collate, _generators=None)
+
+    def __getitem__(self, batch: tuple[int, Any]) -> Any:
+        """Load the item of a loader without automatic batching."""
+        seed, index = batch
+        return self._load(seed, lambda: self._collate(self._dataset[index]))
+
+    def __getitems__(self, batch: tuple[int, Any]) -> Any:
+        """Load a batch."""
+        seed, indices = batch
+        return self._load(seed, lambda: self._collate(items(self._dataset, indices)))
+
+    def _load(self, seed: int, load: Callable[[], Any]) -> Any:
+        seed_globals(seed)
+        if self._generators is None:
+            objects = {"dataset": self._dataset, "collate_fn": self._collate}
+            seeds = {path: (generator, _seed_of(generator)) for path, generator in generators_of(objects).items()}
+            batch, found = load(), generators_of(objects)
+            # Not those that were replaced, as Transformers' collator does in each worker.
+            own = [seed for path, (generator, seed) in seeds.items() if found.get(path) is generator]
+            own += [one for part in objects.values() if isinstance(one := getattr(part, "seed", None), int)]
+            self.__dict__["_generators"] = {derive_seed(*own, path): generator for path, generator in found.items()}
+            if not found:
+                return batch
+            seed_globals(seed)
+        for own_seed, generator in self._generators.items():
+            seed_generator(generator, derive_seed(seed, own_seed))
+        return load()
+
+
+def _seed_of(generator: Any) -> Any:
+    """Return what identifies the seed of a generator; of torch's it is the same after draws."""
+    return (
+        generator.initial_seed() if isinstance(generator, torch.Generator) else pickle.dumps(generator_state(generator))
+    )
 
 
 class SeededStream(_DatasetWrapper, IterableDataset[Any]):

@@ -144,7 +144,7 @@ class LoaderObjects(NamedTuple):
         replayed: Those that it needs as they were at the start of the epoch.
         loading: Those that it needs as they are at the resume point.
         transforms: The transforms of the spec, which it needs as they are at the resume point.
-        copied: Those of which worker processes have copies, whose states may differ.
+        copied: Those of streams of which worker processes have copies, whose states may differ.
     """
 
     replayed: dict[str, Any]
@@ -163,7 +163,8 @@ class LoaderObjects(NamedTuple):
         replayed, at_resume = (samplers, loading) if skips else (objects, {})
         has_workers, is_persistent = getattr(loader, "num_workers", 0), getattr(loader, "persistent_workers", False)
         # Workers that start with each epoch load again from its start, as before, if the loader cannot skip.
-        return cls(replayed, at_resume, transforms, loading if has_workers and (skips or is_persistent) else {})
+        is_copied = has_workers and (skips or is_persistent) and not samplers  # otherwise seeded for each batch
+        return cls(replayed, at_resume, transforms, loading if is_copied else {})
 
     def by_path(self, kind: str) -> dict[str, Any]:
         """Return the objects of an attribute, such as ``"loading"``, by their paths in a checkpoint."""
