@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from composer.algorithms import (
+    EMA,
     BlurPool,
     ChunkedCrossEntropy,
     CutOut,
@@ -16,6 +17,7 @@ from composer.algorithms import (
     NEFTune,
     PatchDropout,
     ProgressiveResizing,
+    SelectiveBackprop,
     SeqLengthWarmup,
     StochasticDepth,
 )
@@ -131,6 +133,48 @@ class TestNeverActed:
         assert text.startswith(f"{type(algorithm).__name__} has not acted in this training. ")
         assert reason in text
         assert plan.acted[type(algorithm).__name__] == (0, "times")
+
+
+class TestWithoutEffect:
+    def test_average_without_update(self):
+        """An average whose interval is longer than the training is that of the first weights, which is reported."""
+        plan, (text,) = train(images_model(), images(), EMA("1ba", update_interval="9ba"))
+
+        assert "has never updated its averages" in text
+        assert plan.acted["EMA"] == (0, "times")
+
+    def test_average(self):
+        """The count of an average is that of its updates."""
+        plan, texts = train(images_model(), images(), EMA("1ba", update_interval="2ba"))
+
+        assert (plan.acted["EMA"], texts) == ((1, "times"), [])
+
+    @pytest.mark.parametrize(("size", "count"), [(3, 1), (4, 0)])
+    def test_one_ghost_batch(self, size, count):
+        """Ghost batches as large as the batch are reported."""
+        plan, texts = train(images_model(), images(), GhostBatchNorm(size))
+
+        assert plan.acted["GhostBatchNorm"] == ((1, "layers") if count else (0, "batches"))
+        assert [text.endswith("ghost_batch_size: choose a smaller one.") for text in texts] == [True] * (1 - count)
+
+    def test_no_dropout(self):
+        """A model without dropout has one warning."""
+        _, (text,) = train(WithLoss(nn.Sequential(nn.Flatten(), nn.Linear(192, 3))), images(), GyroDropout())
+
+        assert "found nothing to change" in text
+
+    def test_selection_that_never_begins(self):
+        """The end of a training does not count as a selection."""
+        plan, (text,) = train(images_model(), images(), SelectiveBackprop(start=0.98, end=0.99))
+
+        assert "has chosen no samples" in text
+        assert plan.acted["SelectiveBackprop"] == (0, "times")
+
+    def test_no_images(self):
+        """Samples that are no images are an error, also if their size would not change."""
+        batches = [(torch.rand(4, 8), torch.arange(4) % 3)]
+        with pytest.raises(ValueError, match=r"ProgressiveResizing needs images of shape \(N, C, H, W\), got .*4, 8"):
+            train(WithLoss(nn.Linear(8, 3)), batches, ProgressiveResizing())
 
 
 class KeepsInEvaluation(WithLoss):

@@ -71,6 +71,7 @@ def has_passed(every: Time, event: Event, state: State) -> bool:
 class WeightAveraging(Algorithm):
     """Base of algorithms with averaged weights, which are in the model during evaluations and predictions."""
 
+    acted = 0
     update_interval: Time | None
     _averages: AveragedWeights
 

@@ -17,7 +17,7 @@ from composer.algorithms._averages import (
     to_time,
     to_update_interval,
 )
-from composer.algorithms._idle import warn_if_idle
+from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import caller_level, number
 from composer.core.saving.components import transient
@@ -94,6 +94,11 @@ class EMA(WeightAveraging):
             self._averages.swap(event)
         elif event is Event.FIT_END:
             self._averages.warn_if_empty(self, self.ema_start)
+            if self._averages and not self._updated_at.counts.batch:
+                warn_of_no_effect(
+                    f"{self!r} has never updated its averages, which are the weights that averaging began with: the "
+                    "fit ended before an update_interval. Choose a shorter one."
+                )
         else:
             is_due = self.is_update_due(event, state)
             if self._averages:
@@ -127,6 +132,7 @@ class EMA(WeightAveraging):
         # By the time since the last update, so that the half-life does not depend on the interval of updates.
         smoothing = 0.5 ** self._half_lives_passed(state) if self.smoothing is None else self.smoothing
         self._averages.update(state.model, smoothing)
+        self.acted += 1
 
     def _warn_of_slow_average(self, state: State) -> None:
         """Warn if the weights at the start of averaging are more than half of the averages until the training ends."""

@@ -39,4 +39,5 @@ class GhostBatchNorm(ModelSurgery):
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     owns: ClassVar = owned("the batch norms", "A second one would find no plain norms: choose one ghost_batch_size.")
     acts_in_training = True
+    idle_reason = "No batch or microbatch was larger than ghost_batch_size: choose a smaller one."
     found_nothing: ClassVar = "{model} has no plain nn.BatchNorm1d, 2d or 3d. Remove it."

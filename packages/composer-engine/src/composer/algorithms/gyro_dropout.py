@@ -69,6 +69,8 @@ class GyroDropout(ModelSurgery):
                     # The training may be longer, or have more microbatches, than at INIT.
                     layer.period = math.ceil(passes * layer.tau / layer.sigma)
             return
+        if event is Event.FIT_START and self.surgery_report is not None and not self.surgery_report:
+            return  # it has warned at INIT
         if passes is None:
             if event is Event.FIT_START:
                 raise ValueError(

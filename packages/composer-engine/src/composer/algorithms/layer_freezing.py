@@ -49,6 +49,8 @@ class LayerFreezing(Algorithm):
         "Two schedules would contradict each other: choose one freeze_start and freeze_level.",
     )
 
+    acted = 0
+
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, freeze_start=self.freeze_start == 1, freeze_level=self.freeze_level == 0)
 
@@ -72,6 +74,7 @@ class LayerFreezing(Algorithm):
         )
         if depth and (event is Event.FIT_START or (self._frozen_at or 0.0) < 1):
             self._has_frozen = True
+            self.acted += 1
         logger.log_metrics({"layer_freezing/layers_frozen": depth, "layer_freezing/percentage_frozen": fraction})
 
     def _warn_if_never_begun(self, state: State) -> None:

@@ -67,6 +67,8 @@ class ProgressiveResizing(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Resize the images of the batch to the current size."""
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
+        if input.ndim != 4:
+            raise ValueError(f"ProgressiveResizing needs images of shape (N, C, H, W), got shape {tuple(input.shape)}.")
         scale = self.scale_at(elapsed_duration(self, state), min(input.shape[-2:]))
         if scale < 1:
             self.acted += 1

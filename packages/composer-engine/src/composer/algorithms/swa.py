@@ -124,6 +124,7 @@ class SWA(WeightAveraging):
             # The mean of n + 1 values from that of n, as in Algorithm 1 of the paper.
             self._averages.update(state.model, self._num_averaged / (self._num_averaged + 1))
             self._num_averaged += 1
+            self.acted += 1
         if self._averages and state.has_reached(self.swa_end):
             self._averages.keep_in_model()
             self._is_over = True

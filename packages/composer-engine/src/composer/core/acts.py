@@ -34,7 +34,9 @@ class Acts:
         self.calls: Counter[str] = Counter()
         self._begun_at: tuple[int, int] | None = None  # batches and epochs
         self._handles: list[RemovableHandle] = []
-        self._modes: dict[str, set[bool]] = {}  # of the layers in the first batch, as they are called
+        # Of the layers in the first batch, as they are called; None: in training, with an input that stays as it is.
+        self._modes: dict[str, set[bool | None]] = {}
+        self._reasons: dict[str, str] = {}  # why layers in training may do nothing
         self._idle: set[str] = set()  # algorithms none of whose layers was called in training there
 
     def begin(self, keys: list[str]) -> None:
@@ -48,6 +50,7 @@ class Acts:
             if layers and any(map(_is_compiled, self._state.model.modules())):
                 self._modes[key] = {layer.training for layer in layers}  # a hook would be compiled, and again without
             elif layers:
+                self._reasons[key] = algorithm.idle_reason
                 note = partial(_note, self._modes.setdefault(key, set()))
                 self._handles += [layer.register_forward_pre_hook(note) for layer in layers]
 
@@ -64,6 +67,8 @@ class Acts:
                     f"{key} has no effect: the model called none of its layers in the first batch, for example as it "
                     "reads the weights of a layer instead. Remove it, or let the model call the layer."
                 )
+            elif None in modes and True not in modes:
+                yield f"{key} has no effect in the first batch. {self._reasons[key]}"
             elif True not in modes:
                 yield (
                     f"{key} has no effect: its layers were in evaluation mode in the first batch, where they do "
@@ -96,5 +101,6 @@ def _is_compiled(module: Any) -> bool:
     return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")  # noqa: SLF001
 
 
-def _note(modes: set[bool], layer: Any, _: object) -> None:
-    modes.add(layer.training)
+def _note(modes: set[bool | None], layer: Any, inputs: Any) -> None:
+    idle = layer.training and inputs and hasattr(layer, "acts_on") and not layer.acts_on(*inputs)
+    modes.add(None if idle else layer.training)

@@ -398,7 +398,7 @@ def _run_if_matching(
     algorithm: Algorithm, event: Event, state: State, logger: Logger, calls: Counter[str], key: str
 ) -> None:
     if algorithm.match(event, state):
-        calls[key] += 1
+        calls[key] += event is not Event.FIT_END
         algorithm.apply(event, state, logger)
 
 
@@ -406,7 +406,7 @@ def _run_traced(
     algorithm: Algorithm, event: Event, state: State, logger: Logger, calls: Counter[str], trace: Trace
 ) -> None:
     runs = algorithm.match(event, state)
-    calls[trace.name] += runs
+    calls[trace.name] += runs and event is not Event.FIT_END
     exit_code = algorithm.apply(event, state, logger) if runs else None
     trace = attrs.evolve(trace, exit_code=exit_code, run=runs)
     logger.log_traces({f"algorithm_traces/{trace.name}/{event.value}": trace})

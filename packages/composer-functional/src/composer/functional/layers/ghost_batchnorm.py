@@ -39,6 +39,10 @@ class _GhostBatchNorm(_BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, **factory)
         self.ghost_batch_size = ghost_batch_size
 
+    def acts_on(self, input: Tensor) -> bool:
+        """Return whether an input has more than one ghost batch."""
+        return len(input) > self.ghost_batch_size
+
     def forward(self, input: Tensor) -> Tensor:
         """Normalise each ghost batch in training; otherwise compute torch's layer."""
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
