@@ -96,12 +96,6 @@ def set_gpu_name(monkeypatch):
 
 
 @pytest.fixture
-def dead_threads(monkeypatch):
-    """Let threads end before their first line, as if out of memory."""
-    monkeypatch.setattr("_thread.start_new_thread", lambda *_: None)
-
-
-@pytest.fixture
 def before_each_file(monkeypatch):
     """Return a function that sets what is called before each file of a checkpoint is written."""
     from composer.checkpoint import local  # noqa: PLC0415  (it imports torch)

@@ -4,6 +4,7 @@ import json
 import math
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from composer.checkpoint.layout import TensorInfo, describe_tensors, plan_files
 from composer.checkpoint.local import LocalFolder, open_folder
 from composer.checkpoint.saving import Message, Snapshot, Writers, failing_in_all, take_snapshot, writers_of
 from composer.core import Callback, NotSerializableError, Timestamp
-from composer.core.background import Task
 from composer.functional.dtensors import Region
 
 
@@ -341,6 +341,7 @@ class Group:
     def __init__(self, path, timeout=20.0):
         self.folder, self.store = LocalFolder(path), torch.distributed.HashStore()
         self.timeout, self.saves, self.finished = timeout, 0, []
+        self.threads = ThreadPoolExecutor(4)
 
     def snapshots(self, batch=1):
         """Return what the processes write."""
@@ -359,7 +360,7 @@ class Group:
 
     def start(self, snapshot, name="one"):
         """Start to write in a process."""
-        return Task(lambda: snapshot.write(self.folder, name, finish=self.finished.append))
+        return self.threads.submit(snapshot.write, self.folder, name, finish=self.finished.append)
 
     def errors(self, *tasks):
         """Return the reasons of errors, None where a process has succeeded."""

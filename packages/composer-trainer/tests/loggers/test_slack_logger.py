@@ -120,14 +120,6 @@ class TestMessages:
         blocks = json.loads(blocks) if isinstance(blocks, str) else blocks
         assert blocks[0]["text"]["text"] == "*0* {'loss/train/total': 0.0}"
 
-    def test_dead_thread(self, slack, make_logger, make_loop, dead_threads):
-        """A thread that ends early is reported, and close does not wait for it."""
-        loop = make_loop(make_logger())
-        loop.batch()
-
-        with pytest.warns(RuntimeWarning, match="its thread ended before it had begun"):
-            loop.engine.close()
-
     def test_unmatched_names_are_not_sent(self, slack, make_logger, make_loop):
         """Without matching metrics and settings nothing is sent, and no thread is started."""
         before = _thread._count()

@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from composer.core.background import Task
 from composer.loggers.products import import_product
 
 _SECONDS_TO_END = 30.0
@@ -19,9 +18,6 @@ class Sampler:
     Args:
         read: Function that returns numbers by name.
         seconds: Seconds between two calls; the first is immediate.
-
-    Raises:
-        ThreadError: No thread can be started.
 
     Example:
         >>> sampler = Sampler(lambda: {"answer": 42.0}, seconds=60)
@@ -35,7 +31,8 @@ class Sampler:
         self._latest: dict[str, float] = {}
         self._error: Exception | None = None
         self._is_over = threading.Event()
-        self._task = Task(self._work)
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
 
     def latest(self) -> dict[str, float]:
         """Return the latest numbers; none before the first call has returned. Warn once of an error in the thread."""
@@ -51,7 +48,8 @@ class Sampler:
     def stop(self) -> None:
         """Stop the thread, and wait up to 30 seconds for it to end."""
         self._is_over.set()
-        if not self._task.wait(_SECONDS_TO_END):
+        self._thread.join(_SECONDS_TO_END)
+        if self._thread.is_alive():
             self._error = TimeoutError(f"a measurement did not end within {_SECONDS_TO_END:g} seconds")
 
     def _work(self) -> None:

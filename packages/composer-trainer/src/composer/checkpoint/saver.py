@@ -23,14 +23,13 @@ from typing import Any, NamedTuple, TypeAlias
 import attrs
 
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys, metric_values, reject_fsdp1
-from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.folder import check_folder, is_remote
 from composer.checkpoint.layout import KeptMemory
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_keep_last, without_suffix
 from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time
-from composer.core.background import Background, ThreadError
+from composer.core.background import Background
 from composer.core.saving.files import fill_in_run
 from composer.core.saving.model_state import optimizer_states
 from composer.distributed import from_rank_zero, get_world_size
@@ -328,10 +327,8 @@ class CheckpointSaver(Callback):
         """Start, check or await a save within this context: if it fails, it can be repeated at the same batch."""
         try:
             yield
-        except BaseException as error:
-            last, self._last = self._last, None
-            if isinstance(error, ThreadError) and last is not None:
-                raise CheckpointSaveError(last.path, str(error)) from error
+        except BaseException:
+            self._last = None
             raise
 
     def _names(self, state: State) -> Names:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time
-from composer.core.background import Task, ThreadError
 from composer.core.checks import to_options, to_strings
 from composer.functional.checks import check_sizes
 from composer.loggers.products import import_product, require_product
@@ -127,7 +127,8 @@ class _Sender:
         self._client, self._channel = client, channel
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
         self._has_timed_out = False
-        self._task = Task(self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def send(self, message: dict[str, Any]) -> None:
         """Queue a message; raise ``queue.Full`` if a thousand are waiting."""
@@ -140,14 +141,10 @@ class _Sender:
             self._messages.put(None, timeout=_SECONDS_TO_FINISH)
         except queue.Full:
             self.error = self.error or TimeoutError("messages were still waiting to be sent")
-        if not self._task.wait(_SECONDS_TO_FINISH):
+        self._thread.join(_SECONDS_TO_FINISH)
+        if self._thread.is_alive():
             self._has_timed_out = True
             self.error = self.error or TimeoutError("messages were still being sent")
-            return
-        try:
-            self._task.result()
-        except ThreadError as error:
-            self.error = self.error or error
 
     def _run(self) -> None:
         while (message := self._messages.get()) is not None and not self._has_timed_out:
