@@ -79,8 +79,6 @@ class TestMeta:
         [
             ("gain", lambda module: setattr(module, "gain", nn.Parameter(torch.ones(4)))),
             ("scale", lambda module: module.register_buffer("scale", torch.ones(4))),
-            ("steps", lambda module: module.register_buffer("steps", torch.zeros((), dtype=torch.int64))),
-            ("mask", lambda module: module.register_buffer("mask", torch.ones(4, dtype=torch.bool))),
         ],
     )
     def test_a_tensor_that_is_not_initialized(self, name, add):
@@ -115,36 +113,6 @@ class TestMeta:
 
         assert torch.equal(weights["a.inner.gain"], torch.full((4,), 3.0))
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            nn.init.xavier_uniform_,
-            lambda weight: weight.data.normal_(),
-            pytest.param(
-                lambda weight: weight[0].fill_(3),
-                marks=pytest.mark.skipif(
-                    torch.__version__ < "2.8", reason="torch 2.7 raises an error of its own for a row of a DTensor"
-                ),
-            ),
-            nn.init.trunc_normal_,
-        ],
-    )
-    def test_an_outer_module_that_draws_for_its_parts(self, change):
-        """Draws for a part would depend on the number of processes, and writing to its rows may be lost."""
-
-        class Outer(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.part = nn.Linear(4, 4)
-
-            def reset_parameters(self):
-                change(self.part.weight)
-
-        with pytest.raises(
-            TypeError, match=r"reset_parameters\(\) of 'a' \((FSDP)?Outer\) draws into tensors of the modules"
-        ):
-            on_meta(lambda: named(a=Outer()))
-
     def test_an_outer_module_that_reads_its_parts(self):
         """They have been initialized, and may be scaled."""
 
@@ -160,80 +128,6 @@ class TestMeta:
         weights = on_meta(lambda: named(a=Outer()))
 
         assert weights["a.out.weight"].std() == pytest.approx(0.5, rel=0.05)
-
-    def test_what_else_a_method_sets(self):
-        """It may set attributes, and whether tensors are trained, of the module and of its parts."""
-
-        class Outer(nn.Linear):
-            def __init__(self):
-                super().__init__(4, 4)
-                self.part = nn.Linear(4, 4)
-
-            def reset_parameters(self):
-                super().reset_parameters()
-                self.gain = 2.0
-                self.bias.requires_grad_(False)
-                if hasattr(self, "part"):
-                    self.part.bias.requires_grad = False
-
-        with torch.device("meta"):
-            model = named(a=Outer(), b=nn.Linear(4, 4))
-        cd.Parallelism({"fsdp": {}}).prepare(State(model, rank_zero_seed=3))
-
-        trained = {name for name, one in model.named_parameters() if one.requires_grad}
-        assert trained == {"a.weight", "a.part.weight", "b.weight", "b.bias"}
-        assert model.a.gain == 2.0
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda part: setattr(part, "weight", nn.Parameter(torch.ones(4, 4))),
-            lambda part: setattr(part.weight, "data", torch.ones(4, 1)),
-        ],
-    )
-    def test_a_part_with_another_parameter(self, change):
-        """A parameter that FSDP2 does not have would not be trained."""
-
-        class Outer(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.part = nn.Linear(4, 4)
-
-            def reset_parameters(self):
-                change(self.part)
-
-        with pytest.raises(TypeError, match=r"replaces the parameter 'a\.part\.weight' of a part"):
-            on_meta(lambda: named(a=Outer()))
-
-    def test_another_shape(self):
-        """A method keeps the shapes of its tensors."""
-
-        class Wider(nn.Linear):
-            def reset_parameters(self):
-                nn.init.zeros_(self.bias)
-                self.weight.data = torch.ones(4, 4 if self.weight.is_meta else 5)
-
-        with pytest.raises(TypeError, match=r"of 'a' gives 'weight' the shape \(4, 5\)"):
-            on_meta(lambda: named(a=Wider(4, 4)))
-
-    def test_values_that_look_unset(self):
-        """A method may set values that are no numbers, and the largest ones."""
-
-        class Extreme(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.register_buffer("last", torch.empty(2, dtype=torch.uint8))
-                self.register_buffer("none", torch.empty(2))
-                self.reset_parameters()
-
-            def reset_parameters(self):
-                self.last.fill_(255)
-                self.none.fill_(torch.nan)
-
-        weights = on_meta(lambda: named(a=Extreme(), b=nn.Linear(4, 4)))
-
-        assert (weights["a.last"] == 255).all()
-        assert weights["a.none"].isnan().all()
 
     def test_tensors_of_any_dtype(self):
         """Numbers and booleans that the method sets have its values."""
