@@ -102,7 +102,7 @@ def test_another_seed_differs(name):
 
 
 @each_case
-@pytest.mark.filterwarnings("ignore:The averages of EMA will be mostly the weights")
+@pytest.mark.filterwarnings("ignore:The averages of EMA are mostly the weights")
 def test_the_algorithm_matters(case):
     """Without the algorithm the weights are others, except with those that save memory or only write files."""
     plain = our_weights(Case(lambda: EMA("1000ep"), case.architecture, precision=case.precision))

@@ -649,7 +649,7 @@ class TestSlowAverage:
     )
     def test_warns(self, norm_net, make_engine, settings, max_duration, message):
         """It is reported when the fit starts, with a shorter half-life."""
-        with pytest.warns(UserWarning, match=f"averages of EMA will be mostly the weights .* {message}"):
+        with pytest.warns(UserWarning, match=f"averages of EMA are mostly the weights .* {message}"):
             make_engine(norm_net(), EMA(**settings), max_duration=max_duration, dataloader_len=100)
 
     @pytest.mark.parametrize(
@@ -671,3 +671,19 @@ class TestSlowAverage:
             make_engine(norm_net(), EMA(**settings), **options)
 
         assert not [one for one in caught if "influence halves" in str(one.message)]
+
+    @pytest.mark.parametrize(("batches", "reports"), [(20, True), (99, True), (100, False)])
+    def test_early_evaluation(self, norm_net, make_engine, batches, reports):
+        """An evaluation of averages that are mostly the first weights is reported once, with the other metrics."""
+        engine = make_engine(norm_net(), EMA(half_life="100ba"), max_duration="1000ba")
+        for _ in range(batches):
+            engine.state.timestamp = engine.state.timestamp.to_next_batch()
+            engine.run_event(Event.BATCH_END)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for event in [Event.EVAL_START, Event.EVAL_END] * 2:
+                engine.run_event(event)
+
+        found = [str(one.message) for one in caught if "training_weights=True" in str(one.message)]
+        assert len(found) == reports

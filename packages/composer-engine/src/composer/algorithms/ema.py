@@ -65,6 +65,7 @@ class EMA(WeightAveraging):
 
     _averages: AveragedWeights = transient(factory=lambda: AveragedWeights("EMA"))
     _updated_at: Timestamp = saved(factory=Timestamp)
+    _has_warned: bool = transient(default=False)
 
     reads: ClassVar = {"model", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model"}
@@ -92,6 +93,8 @@ class EMA(WeightAveraging):
         self._averages.check(state.model, training=event not in SWAPS)
         if event in SWAPS:
             self._averages.swap(event)
+            if event is Event.EVAL_START:
+                self._warn_of_slow_average(state, is_evaluation=True)
         elif event is Event.FIT_END:
             self._averages.warn_if_empty(self, self.ema_start)
             if self._averages and not self._updated_at.counts.batch:
@@ -134,23 +137,30 @@ class EMA(WeightAveraging):
         self._averages.update(state.model, smoothing)
         self.acted += 1
 
-    def _warn_of_slow_average(self, state: State) -> None:
-        """Warn if the weights at the start of averaging are more than half of the averages until the training ends."""
-        length, start = _in_batches(state.max_duration, state), _in_batches(self.ema_start, state)
-        interval = _in_batches(self.update_interval, state)
+    def _warn_of_slow_average(self, state: State, *, is_evaluation: bool = False) -> None:
+        """Warn if the first weights are more than half of the averages, until the training ends or in an evaluation."""
+        length = float(state.timestamp.batch) if is_evaluation else _in_batches(state.max_duration, state)
+        start, interval = _in_batches(self.ema_start, state), _in_batches(self.update_interval, state)
         if self.smoothing is None:
             half_life = _in_batches(self.half_life, state)
         else:
             # From smoothing ** (half_life / interval) = 0.5.
             half_life = interval and self.smoothing and interval * math.log(0.5) / math.log(self.smoothing)
         averaged = None if length is None or start is None else max(0, length - start)
-        if averaged is not None and half_life and _TRIAL <= averaged < half_life:
-            warnings.warn(
-                f"The averages of EMA will be mostly the weights that averaging begins with: their influence halves in "
-                f"{half_life:.0f} batches, and the fit averages over {averaged:.0f}. Choose a shorter half_life, such "
-                f"as '{int(averaged) // 10}ba'.",
-                stacklevel=caller_level(),
-            )
+        if self._has_warned or averaged is None or not half_life or not _TRIAL <= averaged < half_life:
+            return
+        self._has_warned = True
+        if is_evaluation:
+            problem, remedy = f"these metrics are of averages over {averaged:.0f}", ""
+        else:
+            problem = f"the fit averages over {averaged:.0f}"
+            remedy = f"Choose a shorter half_life, such as '{int(averaged) // 10}ba'. "
+        warnings.warn(
+            f"The averages of EMA are mostly the weights that averaging begins with: their influence halves in "
+            f"{half_life:.0f} batches, and {problem}. {remedy}In the Trainer, Evaluator(..., training_weights=True) "
+            "logs the metrics of the training weights, too.",
+            stacklevel=caller_level(),
+        )
 
     def _half_lives_passed(self, state: State) -> float:
         assert self.half_life is not None
