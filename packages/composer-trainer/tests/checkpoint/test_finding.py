@@ -146,6 +146,6 @@ def test_link_is_resolved_by_rank_zero(runs, tmp_path, monkeypatch):
     (tmp_path / "best").symlink_to("ba20")
     monkeypatch.setattr(finding, "get_world_size", lambda: 2)
 
-    path = agreed_path(str(tmp_path / "best"), "load_path")
+    path = agreed_path(str(tmp_path / "best"))
 
     assert path == str(tmp_path / "ba20")

@@ -144,7 +144,7 @@ class TestFailures:
 
     def test_replaced_while_it_is_read(self, folder):
         """If the processes have read two checkpoints, none is loaded."""
-        error = f"{folder}/checkpoints/4 was not loaded: it was replaced by another"
+        error = f"{folder}/checkpoints/4 was not loaded: the processes have read different ones"
         for result in results(folder, "fail-"):
             assert result["errors"]["replaced"].startswith(error)
             assert result["changed"]["replaced"] == []

@@ -91,4 +91,4 @@ def load_checkpoint(
 ) -> LoadedCheckpoint:
     """Load a checkpoint in all processes, which agree on it; a program may replace this function."""
     request = LoadRequest(state, logger=logger, weights_only=load_weights_only, **settings)
-    return request.load_in_all_processes(agreed_path(path, "load_path"))
+    return request.load_in_all_processes(agreed_path(path))

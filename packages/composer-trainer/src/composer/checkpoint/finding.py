@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
-import socket
 import warnings
 from functools import partial
 from pathlib import Path
@@ -148,107 +146,63 @@ def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str]
     return OpenCheckpoint(opened, name, opened.manifest(name))
 
 
-def agreed_path(path: str, argument: str, folder: str | os.PathLike[str] | None = None) -> str:
-    """Return the path of rank 0, from which all processes load; all have to call it.
+def agreed_path(path: str, folder: str | os.PathLike[str] | None = None) -> str:
+    """Return the path from which all processes load, which rank 0 chooses; all have to call it.
 
-    Links are followed. In a folder of checkpoints, the newest undamaged one is chosen by :func:`agreed_newest`.
+    Rank 0 follows links, as one may change before another process follows it. In a folder of checkpoints, the newest
+    undamaged one is chosen by :func:`agreed_newest`.
 
     Args:
         path: The path of a checkpoint or of a file of weights. That of rank 0 is used.
-        argument: The Trainer's argument with the path, for the error.
         folder: Where to look for ``"latest"``.
 
     Raises:
-        CheckpointError: In every process, if the checkpoint is missing or a different one in any process.
+        CheckpointError: In every process, if there is none.
 
     Example:
-        >>> agreed_path("runs/ep1-ba5", "load_path")
+        >>> agreed_path("runs/ep1-ba5")
         'runs/ep1-ba5'
     """
     if get_world_size() == 1:
         return path
     is_folder = False
-    with failing_in_all_processes("cannot be loaded: looking for it", partial(CheckpointError, argument)):
+    with failing_in_all_processes("cannot be loaded: looking for it", partial(CheckpointError, path)):
         if get_global_rank() == 0 and not is_weights_file(path):
-            parent, name = follow(path, folder)  # a link may change before another process follows it
+            parent, name = follow(path, folder)
             path, is_folder = (str(parent), True) if name is None else (parent.at(name), False)
     path, is_folder = from_rank_zero((path, is_folder))
-    if not is_folder:
-        _check_all_see(path, argument)
-        return path
-    newest = agreed_newest(path, None, weights_only=None, argument=argument)
-    if newest is None:
+    chosen = agreed_newest(path, None, weights_only=None) if is_folder else path
+    if chosen is None:
         raise without_any(open_folder(path))
-    return newest
-
-
-def _check_all_see(path: str, argument: str) -> None:
-    """Raise an error in all processes if one finds something else at a path than rank 0; all must call it."""
-    if get_world_size() == 1:
-        return
-    views = all_gather_object(_View.of(path))
-    for rank, view in enumerate(views):
-        if view.digest != views[0].digest:
-            reason = view.problem or "it has another manifest there."
-            raise CheckpointError(
-                path,
-                f"is what process 0 loads, and process {rank} (host {view.host!r}) does not see it: {reason} "
-                f"Let {argument} be on storage that all processes share.",
-            )
-
-
-def _check_none_has(path: str | None, argument: str) -> None:
-    """Raise an error in all processes if one has found a checkpoint, as rank 0 has found none; all must call it."""
-    for rank, (found_path, host) in enumerate(all_gather_object((path, socket.gethostname()))):
-        if found_path is not None:
-            raise CheckpointError(
-                found_path,
-                f"is seen by process {rank} (host {host!r}), and process 0 has no checkpoint. "
-                f"Let {argument} be on storage that all processes share.",
-            )
+    return chosen
 
 
 def agreed_newest(
-    folder: str | os.PathLike[str],
-    run_name: str | None,
-    *,
-    weights_only: bool | None = False,
-    argument: str = "save_folder",
+    folder: str | os.PathLike[str], run_name: str | None, *, weights_only: bool | None = False
 ) -> str | None:
-    """Return the newest undamaged checkpoint of a folder that all processes load; None if there is none.
+    """Return the newest undamaged checkpoint of a folder, from which all processes load; None if there is none.
 
-    All processes have to call it. Rank 0 decides which checkpoints there are, and all compare them with their
-    checksums, the newest first. Each compares a part of the files with tensors, so that none waits longer than
-    ``dist_timeout`` for another, and all other files. A process that does not see a checkpoint of rank 0 compares
-    nothing of it; it raises an error, as in :func:`agreed_path`, if that one is chosen.
+    All processes have to call it. Rank 0 lists the checkpoints, and all compare them with their checksums, the newest
+    first: each a part of the files with tensors, so that none waits longer than ``dist_timeout`` for another.
 
     Args:
-        folder: A path or URL.
+        folder: A path or URL, the same in all processes.
         run_name: The run that has saved it; any if None.
         weights_only: See :func:`newest_checkpoint`.
-        argument: The Trainer's argument with the folder, for the error.
 
     Raises:
-        CheckpointError: The folder cannot be read, looking for a checkpoint failed in another process, or the processes
-            see different ones.
+        CheckpointError: The folder cannot be read, or looking for a checkpoint failed in another process.
     """
     opened, failed = open_folder(folder), partial(CheckpointError, folder)
     with failing_in_all_processes("cannot be loaded from: looking for a checkpoint", failed):
-        seen_here = candidates(opened, run_name, weights_only=weights_only)
-    # With the paths of rank 0, from which all load: other processes may have looked in another folder.
-    of_rank_zero = from_rank_zero([(candidate.name, candidate.path, candidate.problem) for candidate in seen_here])
-    for name, path, problem in of_rank_zero:
+        found = candidates(opened, run_name, weights_only=weights_only) if get_global_rank() == 0 else []
+    for name, path, problem in from_rank_zero([(one.name, one.path, one.problem) for one in found]):
         with failing_in_all_processes("cannot be loaded from: reading a checkpoint", failed):
             damage = problem or damage_of(opened, name, get_global_rank(), get_world_size())
         damage = next(filter(None, all_gather_object(damage)), None)
         if damage is None:
-            _check_all_see(path, argument)
             return str(path)
         warn_of_skipped(damage)
-    # A complete one that only another process sees is on storage that they do not share.
-    names = {name for name, *_ in of_rank_zero}
-    unlisted = (candidate.path for candidate in seen_here if candidate.is_complete and candidate.name not in names)
-    _check_none_has(next(unlisted, None), argument)
     return None
 
 
@@ -321,7 +275,7 @@ def damage_of(opened: Folder, name: str, rank: int = 0, world_size: int = 1) -> 
     """Return what is wrong with a checkpoint, as far as this process compares its contents; None if nothing is.
 
     Each process compares its part of the files with tensors, and all other files. Only the first one reports that it
-    does not see the checkpoint: in another, this is an error only if the checkpoint is chosen.
+    does not see the checkpoint: another fails when it loads from it.
     """
     try:
         manifest = opened.manifest(name)
@@ -366,23 +320,3 @@ def _folder_of_file(text: str) -> str | None:
         if not folder.exists(file):
             return next((folder.at(one) for one in names if folder.exists(f"{one}{inside}")), None)
     return None
-
-
-@attrs.frozen
-class _View:
-    """What a process finds at a path: the digest of a manifest, empty for a file of weights; None with a problem."""
-
-    digest: str | None
-    problem: str | None = None
-    host: str = attrs.field(factory=socket.gethostname)
-
-    @classmethod
-    def of(cls, path: str) -> _View:
-        """Look at a path."""
-        if is_weights_file(path):
-            return cls("")
-        try:
-            folder, name = locate(path)
-            return cls(hashlib.sha256(folder.manifest(name).to_bytes()).hexdigest())
-        except CheckpointError as error:
-            return cls(None, str(error))

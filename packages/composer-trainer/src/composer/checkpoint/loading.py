@@ -198,7 +198,7 @@ def load_checkpoint(
     if not is_sharded(state.model):
         return request.check(path).load()
     # A link may change, or a file system be behind, between the reads of two processes.
-    return request.load_in_all_processes(agreed_path(os.fspath(path), "path", folder))
+    return request.load_in_all_processes(agreed_path(os.fspath(path), folder))
 
 
 @attrs.frozen
@@ -236,7 +236,9 @@ class LoadRequest:
         with failing_in_all_processes("it", failed):
             checked = self.check(path)
         if not all_agree(checked.result.manifest):
-            raise failed("it was replaced by another while the processes read it. Load it again.")
+            raise failed(
+                "the processes have read different ones: it was replaced meanwhile, or they do not share its storage."
+            )
         with failing_in_all_processes("Loading a checkpoint"):
             loaded = checked.load()
             load_extra(loaded)

@@ -23,7 +23,7 @@ from composer.core.checks import by_name, is_flag, to_path, to_strings
 from composer.core.evaluator import more_is_better, unknown_metric
 from composer.core.passes import Passes
 from composer.core.saving.files import fill_in_run
-from composer.distributed import all_agree, from_rank_zero
+from composer.distributed import all_agree, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_in_all_processes
 from composer.trainer.evaluation.metrics import metrics_of
 
@@ -123,7 +123,7 @@ class Loading:
             algorithm_passes=passes,
             logger=engine.logger,
             check_extra=resume_state.check,
-        ).load_in_all_processes(newest or agreed_path(given, "load_path", folder), load_progress)
+        ).load_in_all_processes(newest or agreed_path(given, folder), load_progress)
         if is_newest:
             clock = state.timestamp.counts
             _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)
@@ -131,30 +131,22 @@ class Loading:
     def _find_newest(self, folder: str, state: State) -> str | None:
         """Return the newest checkpoint of a run in its folder or among its copies; all processes must call this."""
         run_name, savers = state.run_name, [one for one in state.callbacks if isinstance(one, CheckpointSaver)]
-        copies = [place for one in savers if one.continues for place in one.folders_of_copies(state)]
-        places = [folder, *from_rank_zero(copies)]
-        for place in _newest_first(places, run_name):
+        places = [folder, *(place for one in savers if one.continues for place in one.folders_of_copies(state))]
+        with failing_in_all_processes("Looking for checkpoints"):
+            newest_first = _newest_first(places, run_name) if get_global_rank() == 0 else []
+        for place in from_rank_zero(newest_first):
             newest = agreed_newest(place, run_name)
             if newest is not None:
                 return newest
         with failing_in_all_processes("Looking for checkpoints"):
-            _check_begins_anew(places, run_name)
-            own = [one for place in places for one in _manifests(place, run_name)]
-        if any(one.weights_only for one in own):
-            _log.warning(
-                "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
-                "beginning. Leave out save_weights_only.",
-                run_name,
-            )
-        elif self.path is None:
-            _log.warning("autoresume: there is no checkpoint of %r yet; starting from the beginning.", run_name)
+            if get_global_rank() == 0:
+                self._check_begins_anew(places, run_name)
         return None
 
-
-def _check_begins_anew(places: Sequence[str], run_name: str) -> None:
-    """Raise an error if a run without a checkpoint to resume from has damaged ones, or those of other runs."""
-    for place in places:
-        for one in find_checkpoints(place):
+    def _check_begins_anew(self, places: Sequence[str], run_name: str) -> None:
+        """Raise an error if a run without a checkpoint to resume from has damaged ones, or those of other runs."""
+        found = {place: find_checkpoints(place) for place in places}
+        for place, one in [(place, one) for place, in_place in found.items() for one in in_place]:
             manifest = one.manifest
             if isinstance(one.error, OtherReleaseError):
                 raise one.error
@@ -165,21 +157,28 @@ def _check_begins_anew(places: Sequence[str], run_name: str) -> None:
                     f"has checkpoints and none that run {run_name!r} can resume from: {one.name} is damaged. Move them "
                     "elsewhere to train from the beginning.",
                 )
-    for one in find_checkpoints(places[0]):
-        if one.manifest is not None and one.manifest.run_name != run_name and one.manifest.timestamp.batch > 0:
-            raise LaterCheckpointError(places[0], one.name, one.manifest.run_name, 0)
+        for one in found[places[0]]:
+            if one.manifest is not None and one.manifest.run_name != run_name and one.manifest.timestamp.batch > 0:
+                raise LaterCheckpointError(places[0], one.name, one.manifest.run_name, 0)
+        if any(_manifests(place, run_name) for place in places):
+            _log.warning(
+                "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
+                "beginning. Leave out save_weights_only.",
+                run_name,
+            )
+        elif self.path is None:
+            _log.warning("autoresume: there is no checkpoint of %r yet; starting from the beginning.", run_name)
 
 
-def _newest_first(places: list[str], run_name: str) -> list[str]:
-    """Return a folder and those of its copies, those with newer checkpoints first; all processes must call this."""
+def _newest_first(places: Sequence[str], run_name: str) -> list[str]:
+    """Return a folder and those of its copies, those with newer checkpoints first; it is before copies as new."""
     if len(places) == 1:
-        return places
-    with failing_in_all_processes("Looking for checkpoints"):
-        found = [[one for one in _manifests(place, run_name) if not one.weights_only] for place in places]
-    newest = [max((clock_order(one.timestamp) for one in manifests), default=()) for manifests in found]
-    # The folder is before copies that are as new. Each process has its own path of the folder.
-    order = from_rank_zero(sorted(range(len(places)), key=newest.__getitem__, reverse=True))
-    return [places[index] for index in order]
+        return [*places]
+    clocks = [
+        [clock_order(one.timestamp) for one in _manifests(place, run_name) if not one.weights_only] for place in places
+    ]
+    newest = dict(zip(places, (max(of_place, default=()) for of_place in clocks), strict=True))
+    return sorted(newest, key=newest.__getitem__, reverse=True)
 
 
 def _manifests(place: str, run_name: str) -> list[Manifest]:
