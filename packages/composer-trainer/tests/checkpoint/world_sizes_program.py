@@ -12,18 +12,12 @@ import torch
 from sharded_program import in_group
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, MetricCollection, MinMetric
-from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassPrecision
-from torchmetrics.image import PeakSignalNoiseRatio
-from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
-from torchmetrics.retrieval import RetrievalMAP
+from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, GradientClipping, SelectiveBackprop
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
-from composer.trainer.evaluation.merging import merge_metrics
-from composer.trainer.evaluation.metrics import load_metrics, save_metrics
 
 SAMPLES, GLOBAL_BATCH = 46, 12  # the last global batch of an epoch has 10 samples
 SEEN = {}
@@ -163,84 +157,6 @@ def uneven(world_size, folder):
     return results
 
 
-class Own(Metric):
-    """A metric with one state and the user's reduction, or with none."""
-
-    def __init__(self, reduce, total=True):
-        super().__init__()
-        self.total = total
-        self.add_state("value", torch.tensor(0.0 if total else 3.0), dist_reduce_fx=reduce)
-
-    def update(self, numbers):
-        self.value = self.value + numbers.sum() if self.total else torch.tensor(5.0)
-
-    def compute(self):
-        return self.value.sum()
-
-
-def sums(stacked):
-    return stacked.sum(0)
-
-
-METRICS = {  # the metric, and what a batch updates it with
-    "weighted mean": (MeanMetric, lambda x, y: (x, y.abs())),
-    "accuracy": (lambda: MulticlassAccuracy(3), lambda x, y: (x.abs().long() % 3, y.abs().long() % 3)),
-    "collection": (
-        lambda: MetricCollection([MulticlassAccuracy(3), MulticlassPrecision(3)]),
-        lambda x, y: (x.abs().long() % 3, y.abs().long() % 3),
-    ),
-    "pearson": (PearsonCorrCoef, lambda x, y: (x, y)),
-    "pearson of two": (lambda: PearsonCorrCoef(2), lambda x, y: (torch.stack((x, y), 1), torch.stack((y, x * y), 1))),
-    "spearman": (SpearmanCorrCoef, lambda x, y: (x, y)),
-    "maximum": (MaxMetric, lambda x, y: (x,)),
-    "minimum": (MinMetric, lambda x, y: (x,)),
-    "all": (CatMetric, lambda x, y: (x,)),
-    "auroc": (BinaryAUROC, lambda x, y: (x.sigmoid(), (y > 0).long())),
-    "retrieval": (RetrievalMAP, lambda x, y: (x, y > 0, (y * 1000).long() % 3)),
-    "noise": (lambda: PeakSignalNoiseRatio((-9.0, 9.0)), lambda x, y: (x, y)),
-    "own sum": (lambda: Own(sums), lambda x, y: (x,)),
-    "own mean": (lambda: Own(lambda stacked: stacked.mean(0), total=False), lambda x, y: (x,)),
-}
-
-
-def updated(metrics, batches):
-    """Update metrics with this process's part of batches of 24 pairs of numbers."""
-    for batch in batches:
-        pairs = torch.randn(2, 24, generator=torch.Generator().manual_seed(batch)) * torch.tensor([[1.0], [2.0]])
-        x, y = pairs[:, distributed.get_global_rank() :: distributed.get_world_size()]
-        for name, metric in metrics.items():
-            metric.update(*METRICS[name][1](x, x + y))
-    return metrics
-
-
-def computed(metrics):
-    """Return the values of metrics over all processes."""
-    values = {name: metric.compute() for name, metric in metrics.items()}
-    values["all"] = values["all"].sort().values
-    values["collection"] = torch.stack(list(values["collection"].values()))
-    return {name: value.tolist() for name, value in values.items()}
-
-
-def count(world_size, folder):
-    """Update metrics with four batches, save them, and return their values after two more."""
-    metrics = updated({name: make() for name, (make, _) in METRICS.items()}, range(4))
-    torch.save(save_metrics(metrics), f"{folder}/metrics-{world_size}-{distributed.get_global_rank()}")
-    return {"at once": computed(metrics), "later": computed(updated(metrics, (4, 5)))}
-
-
-def count_on(world_size, folder):
-    """Merge the metrics of two or four processes, and return their values and those after two more batches."""
-    before = 2 if world_size != 2 else 4
-    metrics = {name: make() for name, (make, _) in METRICS.items()}
-    saved = [torch.load(f"{folder}/metrics-{before}-{rank}", weights_only=False) for rank in range(before)]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        merged = merge_metrics(metrics, saved, is_first=distributed.get_global_rank() == 0)
-    load_metrics(metrics, merged, torch.device("cpu"))
-    texts = [str(one.message) for one in caught]
-    return {"at once": computed(metrics), "later": computed(updated(metrics, (4, 5))), "warnings": texts}
-
-
 def main(folder):
     in_group(2, folder, train)
     for world_size in (4, 1):
@@ -252,10 +168,6 @@ def main(folder):
         in_group(world_size, folder, stream)
     for world_size in (1, 2, 4):
         in_group(world_size, folder, uneven)
-    for world_size in (1, 2, 4):
-        in_group(world_size, folder, count)
-    for world_size in (1, 2, 4):
-        in_group(world_size, folder, count_on)
     Path(folder, "done").touch()
 
 

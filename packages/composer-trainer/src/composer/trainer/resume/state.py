@@ -20,7 +20,7 @@ step                               when                                   which 
 
 Between ``load`` and ``resume``, a save contains the loaded data, as only ``fit`` may have the training data. Exactly
 as many processes as saved it (``world_size``), with the same mesh (``tensor_parallel``), resume exactly. Others restore
-what does not depend on them: the place in an order that all processes share, and the metrics; draws differ.
+what does not depend on them, such as the place in an order that all processes share; draws differ.
 
 To save something more, add it to ``to_data`` and to ``_Saved`` or ``_OfProcess``, check its value in ``check`` if types
 are not enough, and restore it in ``resume`` or ``begin``.
@@ -54,7 +54,6 @@ from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.evaluate import due_evaluators
-from composer.trainer.evaluation.merging import merge_metrics
 from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume import contract
@@ -488,11 +487,8 @@ class ResumeState:
     def _resume_elsewhere(self, saved: _Saved) -> None:
         """Restore what does not depend on the number of processes, and warn of the rest."""
         state, batches, place = self._state, self._data.batches, saved.processes[0].data
-        # The processes of a group of tensor parallelism have the same samples, so one of each group is counted.
-        metrics = [process.metrics for process in saved.processes[:: saved.tensor_parallel]]
-        warns = get_data_rank() == 0 and bool(state.timestamp.batch_in_epoch)  # a new epoch resets all metrics
-        merged = merge_metrics(state.train_metrics, metrics, is_first=warns)
-        load_metrics(state.train_metrics, merged, state.device)
+        for metric in state.train_metrics.values():
+            metric.reset()
         # Not the seed of the beginning, whose draws the run has used.
         seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
         self._restore_last = partial(self._restore_last_of, saved, SavedObjects(), partial(seed_all, seed))
@@ -503,7 +499,8 @@ class ResumeState:
             )
         warnings.warn(
             f"The checkpoint was saved by {saved.world_size} processes, and {get_world_size()} resume from it: "
-            f"random draws differ, the states of data sets, samplers and other objects are not restored, and {data}. "
+            f"random draws differ, the states of data sets, samplers and other objects are not restored, "
+            f"training metrics of the epoch start again, and {data}. "
             "An exact resume requires the same number of processes and the same mesh.",
             stacklevel=caller_level(),
         )
