@@ -43,7 +43,7 @@ from composer.trainer.optimization import Optimization, change_precision, check_
 from composer.trainer.result import FitResult, reason_of_end
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, check_optimizers_of, cooled_down, scaled_lengths
-from composer.trainer.settings.assembly import Assembly, check_same_run
+from composer.trainer.settings.assembly import Assembly
 from composer.trainer.settings.compute import choose_precision
 from composer.trainer.settings.groups import Settings
 from composer.trainer.stopping import StopSignals
@@ -296,7 +296,7 @@ class Trainer(Assembly):
             The final metrics, the time, the steps, why it ended, and the newest checkpoint. It prints as a table.
 
         Raises:
-            ValueError: There is no data or no duration, a value is out of range, or the processes have other arguments.
+            ValueError: There is no data or no duration, or a value is out of range.
         """
         check_flags(reset_time=reset_time)
         state, began = self.state, time.perf_counter()
@@ -324,7 +324,6 @@ class Trainer(Assembly):
         schedule, current = cooled_down(training, start, length, begun, anywhere=self._dry_run > 0)
         end = training.end(start, part) if current is None else current.end
         data.check_end(end)
-        check_same_run(state, end, evaluations.labels())
         data.prepare(state, self._data)
         self._resume_state.check_data(None if reset_time else data.batches)
         data.select(start)

@@ -3,8 +3,7 @@
 :class:`Assembly` is the base class of ``Trainer`` that has no argument of a user: it creates the parts, runs the events
 of the construction (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``), and closes what is open. The order of the constructor
 matters: all settings are checked before anything has an effect, seeds and process groups come before the state, and
-the state before what refers to it. Processes compare their settings, as all must run the same training. ``fit``
-replaces the settings in use, ``_data``, ``_schedule`` and ``_evaluations``.
+the state before what refers to it. ``fit`` replaces the settings in use, ``_data``, ``_schedule`` and ``_evaluations``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import copy
 import logging
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +21,7 @@ import torch
 
 from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes
-from composer.core import Engine, Event, Interval, Logger, State, Time
+from composer.core import Engine, Event, Logger
 from composer.core.checks import as_list
 from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import all_gather_object, broadcast_model, initialize_dist
@@ -71,8 +70,7 @@ class Assembly:
             configure_deterministic_mode()
         self._parallel.activate()
         initialize_dist(compute.device, settings.processes.dist_timeout)
-        # Processes that split the model differently would wait for each other forever in the exchanges below.
-        check_same_values({**plain_settings(self._parallel.config.sections()), "precision": str(compute.precision)})
+        check_same_values(plain_settings(settings.exchanges()))
         self.local_hparams = plain_settings(given)
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
@@ -116,7 +114,7 @@ class Assembly:
         self.engine.run_event(Event.BEFORE_LOAD)
         if is_on_meta(model):
             self._parallel.prepare(state)  # sharded before it is loaded, so that no process has the complete model
-        if settings.loading.is_wanted():
+        if settings.loading.is_given():
             self._schedule.prepare_schedulers(state)
             passes = settings.components.algorithm_passes
             settings.loading.load(self.engine, self._resume_state, passes, settings.saving.save_folder)
@@ -282,33 +280,8 @@ class Assembly:
             first.add_note(f"Closing callbacks and loggers failed, too: {type(second).__name__}: {second}")
 
 
-def check_same_run(state: State, max_duration: Time, labels: Sequence[str]) -> None:
-    """Reject runs that differ between processes: they would wait for each other forever, or train other weights.
-
-    All processes must call it.
-
-    Args:
-        state: The run.
-        max_duration: How long it will train.
-        labels: The labels of its evaluators.
-
-    Raises:
-        ValueError: The duration, the evaluators, the algorithms, the optimizers or the intervals of saving differ.
-    """
-    savers = [callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)]
-    check_same_values(
-        {
-            "max_duration": str(max_duration),
-            "eval_dataloader": [*labels],
-            "algorithms": [state.component_key(algorithm) for algorithm in state.algorithms],
-            "optimizers": [_settings_of(optimizer) for optimizer in state.optimizers],
-            "save_folder and save_interval": [_interval_of(saver) for saver in savers],
-        }
-    )
-
-
 def check_same_values(values: Mapping[str, Any]) -> None:
-    """Reject arguments that differ between processes.
+    """Reject arguments that differ between processes, which would wait for each other forever.
 
     All processes must call it.
 
@@ -324,17 +297,5 @@ def check_same_values(values: Mapping[str, Any]) -> None:
             if other[name] != value:
                 raise ValueError(
                     f"{name} must be the same in every process, got {value} in process 0 and {other[name]} in process "
-                    f"{rank}. Construct the Trainer and call fit() with the same arguments, whatever the rank."
+                    f"{rank}. Construct the Trainer with the same arguments, whatever the rank."
                 )
-
-
-def _settings_of(optimizer: Any) -> str:
-    """Return an optimizer's class and the numbers of its parameter groups."""
-    kinds = (bool, int, float, str)
-    groups = [{name: one for name, one in group.items() if isinstance(one, kinds)} for group in optimizer.param_groups]
-    return f"{type(optimizer).__name__} with {groups}"
-
-
-def _interval_of(saver: CheckpointSaver) -> str:
-    interval = saver.save_interval
-    return f"every {interval.every}" if isinstance(interval, Interval) else "as its own method decides"

@@ -23,7 +23,7 @@ from composer.core.checks import by_name, is_flag, to_path, to_strings
 from composer.core.evaluator import more_is_better, unknown_metric
 from composer.core.passes import Passes
 from composer.core.saving.files import fill_in_run
-from composer.distributed import all_agree, from_rank_zero, get_global_rank
+from composer.distributed import from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_in_all_processes
 from composer.trainer.evaluation.metrics import metrics_of
 
@@ -76,21 +76,8 @@ class Loading:
             raise ValueError("load_path='latest' is the newest checkpoint in save_folder: give that, too.")
 
     def is_given(self) -> bool:
-        """Return whether this process may have to load a checkpoint."""
+        """Return whether a checkpoint may have to be loaded."""
         return self.path is not None or self.autoresume
-
-    def is_wanted(self) -> bool:
-        """Return whether a checkpoint may have to be loaded; all processes must call it.
-
-        Raises:
-            ValueError: The arguments differ between processes.
-        """
-        if not all_agree((self.path is None, self.weights_only, self.autoresume)):
-            raise ValueError(
-                "load_path, load_weights_only and autoresume must be the same in every process, got others in some. "
-                "Give all processes the same arguments: rank 0 chooses the checkpoint."
-            )
-        return self.is_given()
 
     def load(self, engine: Engine, resume_state: ResumeState, passes: Passes, save_folder: str | None) -> None:
         """Load the checkpoint, if there is one: the newest of this run, or else that of ``load_path``.
