@@ -16,6 +16,9 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertLMHeadModel,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -324,6 +327,18 @@ class TestCheck:
 
         raises = pytest.raises(ValueError, match=r"sliding window of 4 tokens .* the rows of 24 tokens")
         with contextlib.nullcontext() if window == LENGTH else raises:
+            cf.check_packing(model, batch, "mask")
+
+    @pytest.mark.parametrize("is_decoder", [False, True])
+    def test_a_causal_mask_for_a_model_that_is_not_causal_raises(self, is_decoder, batch):
+        """BERT attends to later tokens, unless it is a decoder, and a mask would make it causal."""
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = BertConfig(vocab_size=50, is_decoder=is_decoder, use_cache=False, initializer_range=0.3, **sizes)
+        model = (BertLMHeadModel if is_decoder else BertForMaskedLM)(config)
+
+        raises = pytest.raises(ValueError, match=r"must take position_ids, .* and be causal, but with output='mask'")
+        with contextlib.nullcontext() if is_decoder else raises:
             cf.check_packing(model, batch, "mask")
 
     def test_rows_of_one_document_cannot_show_it(self):

@@ -258,8 +258,9 @@ def check_packing(model: nn.Module, batch: Mapping[str, Any], output: str = "pos
 
     The Trainer calls it at the first batch from ``pack_sequences``; call it once in a loop of your own. In evaluation
     mode, the logits of the second document of a row are computed three times: packed, packed behind other tokens, which
-    must not change them, and alone, where they must be the same up to rounding. The modes and buffers of the model stay
-    as they were. A model in which attention has no effect yet, such as one with zero output projections, passes. With a
+    must not change them, and alone, where they must be the same up to rounding. A model of Transformers then has no
+    mask, so that one that is not causal, such as BERT, fails. The modes and buffers of the model stay as they were. A
+    model in which attention has no effect yet, such as one with zero output projections, passes. With a
     cache of keys and values (``config.use_cache=True``), models of Transformers attend across documents.
 
     Args:
@@ -298,11 +299,13 @@ def check_packing(model: nn.Module, batch: Mapping[str, Any], output: str = "pos
     ids = batch["input_ids"][row, : first + second]
     others = torch.cat([torch.where(ids[:first] == ids.min(), ids.max(), ids.min()), ids[first:]])
     name = _name_of(model)
+    # Without a mask, a model of Transformers attends to the tokens that it is made for.
+    own = "position_ids" if output == "mask" and _is_of_transformers(model) else output
+    cases = ((ids, [first, second], output), (others, [first, second], output), (ids[first:], [second], own))
     try:
         with _evaluated(model):
             packed, behind_others, alone = (
-                _logits(model, tokens.split(sizes), output)[-second:].float()
-                for tokens, sizes in ((ids, [first, second]), (others, [first, second]), (ids[first:], [second]))
+                _logits(model, tokens.split(sizes), form)[-second:].float() for tokens, sizes, form in cases
             )
     except Exception as error:
         raise ValueError(
@@ -320,9 +323,14 @@ def check_packing(model: nn.Module, batch: Mapping[str, Any], output: str = "pos
         )
     if difference > _DIFFERENCE:
         raise ValueError(
-            f"{name} must take position_ids, which start at 0 in each document, but with output={output!r} the logits "
-            f"of a document differ from those of it alone by {float(difference):.2g} of the largest."
+            f"{name} must take position_ids, which start at 0 in each document, and be causal, but with "
+            f"output={output!r} the logits of a document differ from those of it alone by {float(difference):.2g} of "
+            "the largest."
         )
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    return any(hasattr(getattr(module, "config", None), "model_type") for module in model.modules())
 
 
 def _window_of(model: nn.Module) -> float:
