@@ -462,6 +462,23 @@ class TestFolderLock:
 
         assert (other.read_text() if exists else not other.exists()) == ("precious" if exists else True)
 
+    def test_hard_link(self, tmp_path):
+        """A lock's file that is also another file is locked, and not changed."""
+        other, folder = tmp_path / "other", tmp_path / "runs"
+        folder.mkdir()
+        other.write_text("precious")
+        (folder / ".lock").hardlink_to(other)
+        process = hold_lock(folder, "python")
+
+        try:
+            with pytest.raises(FolderInUseError, match="runs: an unknown process"):
+                FolderLock(folder)
+            assert other.read_text() == "precious"
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
     def test_shared_within_a_process(self, tmp_path):
         """Savers of one process share the lock, and the last one releases it."""
         first, second = FolderLock(tmp_path), FolderLock(tmp_path)

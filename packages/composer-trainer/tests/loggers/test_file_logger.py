@@ -122,6 +122,16 @@ class TestFileLogger:
 
         assert path.read_text() == "precious"
 
+    def test_a_link_raises(self, make_loop, tmp_path):
+        """A link to a file is not followed, which may be a file of somebody else."""
+        (tmp_path / "other").write_text("precious")
+        (tmp_path / "log.txt").symlink_to(tmp_path / "other")
+
+        with pytest.raises(FileExistsError, match=r"must not be a link to a file, got .*log\.txt"):
+            make_loop(FileLogger(str(tmp_path / "log.txt"), overwrite=True)).fit()
+
+        assert (tmp_path / "other").read_text() == "precious"
+
     def test_overwrite(self, make_loop, tmp_path):
         """With overwrite the file is replaced."""
         (tmp_path / "log.txt").write_text("old\n")

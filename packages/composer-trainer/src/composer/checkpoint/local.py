@@ -373,18 +373,20 @@ def _locked(folder: Path) -> IO[str] | None:
         return None
     with _saving(folder):
         file = open(folder / _LOCK, "a+", encoding="utf-8", opener=_without_links)  # noqa: SIM115
+    is_own = os.fstat(file.fileno()).st_nlink == 1  # with hard links it may also be a file of somebody else
     try:
         # Not flock: a forked process, such as a worker of a DataLoader, would hold the lock after a kill.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.seek(0)
-        holder = file.read(200).strip() or "an unknown process"
+        holder = (file.read(200).strip() if is_own else "") or "an unknown process"
         file.close()
         raise FolderInUseError(folder, holder) from None
     except OSError:  # a file system without locks
         file.close()
         return None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}")
-    file.flush()
+    if is_own:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
     return file

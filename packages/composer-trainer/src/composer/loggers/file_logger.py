@@ -89,7 +89,7 @@ class FileLogger(GatheringLogger):
         ValueError: A name contains another field in braces, or ``flush_interval`` or ``buffer_size`` is out of range.
             At ``INIT``: another FileLogger of the run writes to the file, or there is a ``remote_file_name`` and no
             logger stores files.
-        FileExistsError: When the file is created: it exists, is not continued, and ``overwrite`` is False.
+        FileExistsError: When the file is created: it is a link, or exists and is not continued without ``overwrite``.
 
     Example:
         >>> FileLogger("runs/{run_name}/metrics.jsonl", flush_interval=10).filename
@@ -202,6 +202,8 @@ class FileLogger(GatheringLogger):
         saved = self._saved
         # A pipe is not read, which would block until another process writes to it.
         is_file = self.path.is_file()
+        if is_file and self.path.is_symlink():  # which may lead to a file of somebody else
+            raise FileExistsError(f"filename must not be a link to a file, got {str(self.path)!r}: remove it.")
         is_saved_file = is_file and saved is not None and saved.is_file_at(self.path)
         if is_saved_file or (is_file and self.is_resumed and _is_of_run(self.path, state.run_name)):
             size = saved.size if saved is not None and is_saved_file else None
