@@ -26,6 +26,22 @@ class TestSurgery:
         assert torch.equal(model(ids).logits, before)
         assert not cf.apply_neftune(model)
 
+    def test_encoder_and_decoder(self):
+        """The encoder of a model that also has a decoder gets the noise."""
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+        config = T5Config(vocab_size=64, **sizes, dropout_rate=0.0, decoder_start_token_id=0)
+        model, ids = T5ForConditionalGeneration(config), torch.arange(12).view(2, 6)
+        plain = model(ids, labels=ids).loss
+
+        cf.apply_neftune(model)
+        model.encoder.embed_tokens.noise = cf.draw_embedding_noise(ids, 16)
+
+        assert model(ids, labels=ids).loss != plain
+        assert model(ids, labels=ids).loss == plain
+        assert model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight
+
     def test_noise_changes_the_loss_in_training(self):
         """Assigned noise changes the next loss."""
         model, ids = make_gpt2().eval(), torch.arange(12).view(2, 6)

@@ -20,7 +20,7 @@ def apply_neftune(model: nn.Module, embedding: str | None = None) -> SurgeryRepo
     Args:
         model: The model; **changed in place**.
         embedding: The name of the ``torch.nn.Embedding``; if ``None``, that which ``get_input_embeddings()`` of a model
-            of Transformers returns, or else the only one.
+            of Transformers, or of its encoder if it has a decoder, too, returns, or else the only one.
 
     Returns:
         A report of the replaced embedding.
@@ -58,7 +58,7 @@ def find_embedding(model: nn.Module, name: str | None) -> nn.Module:
     if name is not None:
         found = all_of_them.get(name)
     else:
-        methods = (getattr(module, "get_input_embeddings", None) for module in model.modules())
+        methods = (getattr(_encoder_of(module), "get_input_embeddings", None) for module in model.modules())
         own = next((method() for method in methods if method is not None), None)
         found = next(iter(all_of_them.values())) if own is None and len(all_of_them) == 1 else own
     if found is None or not any(isinstance(module, nn.Embedding) for module in found.modules()):
@@ -67,3 +67,11 @@ def find_embedding(model: nn.Module, name: str | None) -> nn.Module:
             f"The embeddings of {type(model).__name__} are {', '.join(map(repr, all_of_them)) or 'none'}."
         )
     return found
+
+
+def _encoder_of(module: nn.Module) -> nn.Module:
+    """Return the encoder of a model of Transformers with an encoder and a decoder, which embed tokens by themselves."""
+    get_encoder = getattr(module, "get_encoder", None)
+    has_both = getattr(getattr(module, "config", None), "is_encoder_decoder", False) is True
+    encoder: nn.Module = get_encoder() if get_encoder is not None and has_both else module
+    return encoder
