@@ -1147,15 +1147,3 @@ def test_references_are_not_searched_without_need(runs, saved, monkeypatch):
     monkeypatch.setattr("composer.checkpoint.reading.references", None)
 
     assert load_checkpoint(saved, runs.make()).report.restored
-
-
-def test_ignored_weights_are_those_of_the_run(runs, saved):
-    """In place of what is ignored, there is what the run has."""
-    state = runs.make(seed=3)
-    read = SavedRun.read(open_checkpoint(saved), state, weights_only=False)
-    name = next(iter(read.data["model"]))
-
-    read.ignore([f"model/{name}"])
-
-    assert read.ignored == (f"model/{name}",)
-    assert read.data["model"][name] is state.get_model_state_dict()[name] or not read.data["model"][name].is_meta

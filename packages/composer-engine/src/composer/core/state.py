@@ -456,7 +456,7 @@ class State(FormerState):
         Raises:
             StateMismatchError: As raised by :meth:`load_state_dict`.
         """
-        return saved_state.check_state(self, saved_state.decoded(state), strict=strict, rebuild=False).report
+        return saved_state.compare(self, saved_state.decoded(state), strict=strict, rebuild=False)
 
     def load_state_dict(
         self,
@@ -493,9 +493,8 @@ class State(FormerState):
             >>> later.rank_zero_seed, report.differences
             (17, ())
         """
-        excluded = exclude_algorithms or ()
-        options: dict[str, Any] = {"excluded": excluded, "passes": algorithm_passes, "logger": logger}
-        return saved_state.check_state(self, saved_state.decoded(state), strict=strict, **options).load(stacklevel=3)
+        options: dict[str, Any] = {"excluded": exclude_algorithms or (), "passes": algorithm_passes, "logger": logger}
+        return saved_state.load(self, saved_state.decoded(state), strict=strict, **options)
 
     def get_model_state_dict(self) -> dict[str, Any]:
         """Return the model's weights by their names in the unwrapped model; they are not copied."""
@@ -536,9 +535,8 @@ class State(FormerState):
         Raises:
             StateMismatchError: The weights do not fit, or an algorithm cannot be constructed. Nothing has been loaded.
         """
-        excluded = exclude_algorithms or ()
-        options: dict[str, Any] = {"excluded": excluded, "passes": algorithm_passes, "logger": logger}
-        return saved_state.check_part(self, "model", state_dict, strict=strict, **options).load(stacklevel=3)
+        options: dict[str, Any] = {"excluded": exclude_algorithms or (), "passes": algorithm_passes, "logger": logger}
+        return saved_state.load(self, state_dict, parts=["model"], strict=strict, **options)
 
     def load_optim_state(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadReport:
         """Load the state of the optimizers by the names of parameters; tensors are not copied.
@@ -550,7 +548,7 @@ class State(FormerState):
         Raises:
             StateMismatchError: The state does not fit. Nothing has been loaded.
         """
-        return saved_state.check_part(self, "optimizers", state_dict, strict=strict).load(stacklevel=3)
+        return saved_state.load(self, state_dict, parts=["optimizers"], strict=strict)
 
     def rebuild_algorithm(self, name: str, settings: Mapping[str, Any]) -> Algorithm:
         """Return :func:`composer.core.rebuild_algorithm` of a saved name and settings; loading calls it."""

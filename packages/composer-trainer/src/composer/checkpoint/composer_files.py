@@ -15,6 +15,7 @@ from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.checkpoint.folder import dictionary
 from composer.core import State, Timestamp
 from composer.core.saving import saved_state
+from composer.core.saving.components import by_key
 from composer.core.saving.randomness import check_rng_state, rng_state, to_tensor
 from composer.distributed import get_world_size
 
@@ -115,31 +116,36 @@ class ComposerFile:
                 records.append({"key": name, "name": name, "settings": settings, "state": {}, "required_on_load": True})
         return records
 
-    def model(self, names: Mapping[str, str], own: Mapping[str, Any], *, averaged: bool) -> dict[str, Any]:
+    def model(self, names: Mapping[str, str], *, averaged: bool) -> dict[str, Any]:
         """Return the weights and the algorithms that change the model, as a saved state has them.
 
         Args:
             names: The names here of the weights.
-            own: The model's weights.
             averaged: Whether the weights are those for evaluation, or those to continue the training with.
         """
-        weights, has_masks = self.weights(averaged=averaged), "GyroDropout" in self._algorithms()
-        # Composer does not save the masks of GyroDropout.
-        masks = {name: own[name] for name in own if has_masks and name.endswith((".seed", ".position"))}
-        return {"model": masks | {new: weights[name] for name, new in names.items()}, "algorithms": self.surgery()}
+        weights = self.weights(averaged=averaged)
+        return {"model": {new: weights[name] for name, new in names.items()}, "algorithms": self.surgery()}
+
+    def left_out(self, run: State) -> tuple[str, ...]:
+        """Return the paths of what a run keeps: its algorithms, and the masks of GyroDropout, which are not saved."""
+        has_masks = "GyroDropout" in self._algorithms()
+        masks = [name for name in run.get_model_state_dict() if has_masks and name.endswith((".seed", ".position"))]
+        algorithms = [f"algorithms/{run.component_key(algorithm)}" for algorithm in run.algorithms]
+        return (*algorithms, *(f"model/{name}" for name in masks))
 
     def to_saved(self, names: Mapping[str, str], run: State) -> tuple[dict[str, Any], list[str]]:
         """Return what the file has of a run, as a checkpoint has it, and in words what is not read of it.
 
         Args:
             names: The names here of the weights.
-            run: The run, whose own values are in place of what the file lacks.
+            run: The run.
         """
-        own, rng = saved_state.state_to_data(run), self.rng(run.device)
-        saved = {"version": own["version"], **self.model(names, run.get_model_state_dict(), averaged=False)}
-        keys = {record["key"] for record in own["algorithms"]}
-        saved["algorithms"] = own["algorithms"] + [one for one in saved["algorithms"] if one["key"] not in keys]
-        saved["schedulers"] = [{**one, "state": self.scheduler(one["key"], one["state"])} for one in own["schedulers"]]
+        rng = self.rng(run.device)
+        saved = {"version": saved_state.VERSION, **self.model(names, averaged=False)}
+        own = {run.component_key(algorithm) for algorithm in run.algorithms}
+        saved["algorithms"] = [one for one in saved["algorithms"] if one["key"] not in own]
+        schedulers = by_key(run.schedulers)
+        saved["schedulers"] = [{"key": key, "state": self.scheduler(key, one)} for key, one in schedulers.items()]
         unread = [] if rng else ["the generators of random numbers"]
         unread.append("the order of the data of a DataLoader with shuffle=True")
         unread += [f"the state of {name}" for name, state in self._algorithms().items() if set(state) - {"repr"}]
@@ -191,10 +197,10 @@ class ComposerFile:
         has_time = isinstance(total, datetime.timedelta) and total >= datetime.timedelta()
         return Timestamp(iteration=counts["epoch"], **counts, total_wct=total if has_time else None)
 
-    def scheduler(self, key: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    def scheduler(self, key: str, own: Any) -> dict[str, Any]:
         """Return the state of a scheduler, with the values that the file has of it."""
         saved = dictionary(dictionary(self.state.get("schedulers")).get(key))
-        return {name: saved.get(name, value) for name, value in own.items()}
+        return {name: saved.get(name, value) for name, value in own.state_dict().items()}
 
     def resume_data(self, rng: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a Trainer saves beside the state: the place in the data, and the generators of each process.

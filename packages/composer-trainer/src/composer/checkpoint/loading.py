@@ -1,13 +1,11 @@
-"""Loading a checkpoint: everything is read and checked before anything is loaded.
+"""Loading a checkpoint: it is read, compared with the run, and applied to it.
 
-:func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments. A load has three stages:
+:func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments. It has a method for each step:
 
-1. :class:`SavedRun`, what the checkpoint contains, without the data of the weights. A file of MosaicML Composer is
-   converted to one. :meth:`LoadRequest.check` lets it leave out what is ignored, and compares it with the run, or only
-   its weights. Every mismatch is reported in one error. The weights are read last, as only their names and shapes are
-   compared.
-2. :class:`CheckedCheckpoint`, which fits the run.
-3. :class:`LoadedCheckpoint`, after :meth:`CheckedCheckpoint.load` has changed the run.
+- ``read`` returns a :class:`SavedRun`: what the checkpoint or file contains, without what is ignored.
+- ``compare`` reports every mismatch with the run in one error. It lets algorithms that the weights need change the
+  model, when all else fits. Of the weights, only names and shapes are compared, and their data is read afterwards.
+- ``apply`` changes the run.
 
 What is not loaded keeps the run's own value: what ``ignore_keys`` leaves out, now or when the checkpoint was saved.
 """
@@ -18,7 +16,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -31,7 +29,6 @@ from composer.checkpoint.contents import (
     IgnoreKeys,
     changed_environment,
     changed_modules,
-    is_ignored,
     reject_fsdp1,
     remove_ignored,
 )
@@ -88,42 +85,6 @@ class LoadedCheckpoint:
         lines += [f"weights: the averages of {self.averages_of}"] if self.averages_of else []
         lines += [f"ignored: {', '.join(self.ignored)}"] if self.ignored else []
         return "\n".join(filter(None, lines))
-
-
-@attrs.frozen
-class CheckedCheckpoint:
-    """A checkpoint that was read and fits the run.
-
-    Args:
-        result: What loading it returns.
-        fits: Its state.
-        warning: What the user has to know when it is loaded.
-    """
-
-    result: LoadedCheckpoint
-    fits: saved_state.CheckedState
-    warning: str = ""
-
-    def load(self) -> LoadedCheckpoint:
-        """Load it; the run must not have changed since the check.
-
-        Raises:
-            CheckpointMismatchError: ``load_state_dict`` of an optimizer rejects its state.
-        """
-        if self.warning:
-            warnings.warn(without_secret_urls(self.warning), UserWarning, stacklevel=3)
-        path, averages_of = self.result.path, self.result.averages_of
-        try:
-            self.fits.load()
-        except StateMismatchError as error:
-            raise CheckpointMismatchError(path, error.problems) from error
-        if averages_of and get_global_rank() == 0:
-            _log.warning(
-                "The weights from %s are the averages of %s, with which the run was evaluated. To load its training "
-                "weights, set ignore_keys (load_ignore_keys of a Trainer) to 'algorithms/%s'.",
-                *(without_secret_urls(path), averages_of, averages_of),
-            )
-        return self.result
 
 
 def load_checkpoint(
@@ -196,7 +157,7 @@ def load_checkpoint(
         check_extra=check_extra,
     )
     if not is_sharded(state.model):
-        return request.check(path).load()
+        return request.apply(*request.check(path))
     # A link may change, or a file system be behind, between the reads of two processes.
     return request.load_in_all_processes(agreed_path(os.fspath(path), folder))
 
@@ -218,7 +179,7 @@ class LoadRequest:
     def load_in_all_processes(
         self, path: str | os.PathLike[str], load_extra: Callable[[LoadedCheckpoint], object] = lambda _: None
     ) -> LoadedCheckpoint:
-        """Check and load a checkpoint in all processes; see :func:`load_checkpoint`.
+        """Load a checkpoint in all processes; see :func:`load_checkpoint`.
 
         If it fails in one, it fails in all: with its own error there, and with one that names it in the others.
 
@@ -234,33 +195,86 @@ class LoadRequest:
             return CheckpointError(path, f"was not loaded: {reason}")
 
         with failing_in_all_processes("it", failed):
-            checked = self.check(path)
-        if not all_agree(checked.result.manifest):
+            saved, report = self.check(path)
+        if not all_agree(saved.manifest):
             raise failed(
                 "the processes have read different ones: it was replaced meanwhile, or they do not share its storage."
             )
         with failing_in_all_processes("Loading a checkpoint"):
-            loaded = checked.load()
+            loaded = self.apply(saved, report)
             load_extra(loaded)
         return loaded
 
-    def check(self, path: str | os.PathLike[str]) -> CheckedCheckpoint:
-        """Read and check a checkpoint, and return what loads it; see :func:`load_checkpoint`."""
+    def check(self, path: str | os.PathLike[str]) -> tuple[SavedRun, LoadReport]:
+        """Read a checkpoint, compare it with the run, and return what :meth:`apply` needs."""
         reject_fsdp1(self.state.model)
+        saved = self.read(path)
+        report = self.compare(saved)
+        saved.read_weights()
+        if ties := model_state.conflicting_ties(self.state.model, saved.data.get("model", {})):
+            raise CheckpointMismatchError(saved.path, ties)
+        return saved, report
+
+    def read(self, path: str | os.PathLike[str]) -> SavedRun:
+        """Read what is to be loaded of a checkpoint or file; of a checkpoint's weights, only the shapes."""
         saved = self._read_file(str(path)) if is_weights_file(path) else self._read_folder(path)
-        saved.ignore(self.ignore_keys)
-        averages_of, extra = "", dict[str, Any]()
+        saved.leave_out(self.ignore_keys, [*self.state.serialized_attributes, "extra"], is_part=self.weights_only)
         if self.weights_only:
-            averages_of = saved.use_averages()
-            fits = self._compare(saved, saved_state.check_part, part="model", strict=self.strict_model_weights)
-        else:
-            saved.keep_own_values()
-            fits, extra = self._check_all(saved), saved.beside("extra")
-        restored = tuple(name for name in fits.report.restored if not is_ignored(name, saved.ignored))
-        report = attrs.evolve(fits.report, restored=restored)
-        manifest = None if saved.opened is None else saved.opened.manifest
-        result = LoadedCheckpoint(saved.path, report, saved.ignored, extra, manifest, averages_of)
-        return CheckedCheckpoint(result, saved.with_weights(fits), "\n".join(saved.warnings))
+            saved.use_averages(model_state.first_names(self.state.model))
+        return saved
+
+    def compare(self, saved: SavedRun) -> LoadReport:
+        """Compare what was saved with the run, which gets the algorithms that the weights need, if all else fits.
+
+        Raises:
+            CheckpointMismatchError: It does not fit.
+        """
+        problems, report = list[str](), LoadReport()
+        options: dict[str, Any] = {"strict_weights": self.strict_model_weights}
+        if self.weights_only:
+            options = {"parts": ["model"], "strict": self.strict_model_weights}
+        options |= {"excluded": to_strings("exclude_algorithms", self.exclude_algorithms), "logger": self.logger}
+        try:
+            report = saved_state.compare(
+                self.state, saved.state, left_out=saved.ignored, passes=self.algorithm_passes, **options
+            )
+        except StateMismatchError as error:
+            problems += error.problems
+            if error.weights_differ:
+                problems += changed_modules(self.state.model, saved.beside("modules"))
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"{saved.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
+        if self.check_extra is not None and not self.weights_only and "extra" not in saved.ignored:
+            problems += self.check_extra(saved.beside("extra"), saved.ignored)
+        if problems:
+            raise CheckpointMismatchError(saved.path, problems)
+        return report
+
+    def apply(self, saved: SavedRun, report: LoadReport) -> LoadedCheckpoint:
+        """Load what fits the run, which must not have changed since :meth:`compare`.
+
+        Raises:
+            CheckpointMismatchError: ``load_state_dict`` of an optimizer rejects its state.
+        """
+        changes = "" if self.weights_only else changed_environment(saved.beside("environment"), self.state.device)
+        if changes:
+            saved.warnings.append(f"Training that resumes from {saved.path} may not be bit-identical: {changes}.")
+        if saved.warnings:
+            text = without_secret_urls("\n".join(saved.warnings))
+            warnings.warn(text, UserWarning, stacklevel=caller_level())
+        try:
+            saved_state.apply(self.state, {"model": saved.data["model"]} if self.weights_only else saved.state, report)
+        except StateMismatchError as error:
+            raise CheckpointMismatchError(saved.path, error.problems) from error
+        if saved.averages_of and get_global_rank() == 0:
+            _log.warning(
+                "The weights from %s are the averages of %s, with which the run was evaluated. To load its training "
+                "weights, set ignore_keys (load_ignore_keys of a Trainer) to 'algorithms/%s'.",
+                *(without_secret_urls(saved.path), saved.averages_of, saved.averages_of),
+            )
+        extra = {} if self.weights_only else saved.beside("extra")
+        return LoadedCheckpoint(saved.path, report, saved.ignored, extra, saved.manifest, saved.averages_of)
 
     def _read_folder(self, path: str | os.PathLike[str]) -> SavedRun:
         """Read a checkpoint of this library, except for the data of its weights."""
@@ -284,80 +298,44 @@ class LoadRequest:
         own = self.state.get_model_state_dict()
         names = names_here(weights, own)
         if composer is None:
-            return SavedRun(path, {"model": {new: weights[name] for name, new in names.items()}}, self.state)
+            return SavedRun(path, {"model": {new: weights[name] for name, new in names.items()}})
+        ignored = composer.left_out(self.state)
         if self.weights_only:
-            data = composer.model(names, own, averaged=True)
+            data = composer.model(names, averaged=True)
             unread = {name: part for name, part in composer.state.items() if name not in data}
-            return SavedRun(path, data, self.state, unread=unread)
+            return SavedRun(path, data, unread=unread, ignored=ignored)
         data, lacking = composer.to_saved(names, self.state)
         warning = (
             f"{path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
             f"have there: not restored are {', '.join(lacking)}."
         )
-        return SavedRun(path, data, self.state, warnings=[warning])
-
-    def _check_all(self, saved: SavedRun) -> saved_state.CheckedState:
-        """Compare everything that was saved with the run."""
-        problems: list[str] = []
-        try:
-            fits = self._compare(saved, saved_state.check_state, strict_weights=self.strict_model_weights)
-        except CheckpointMismatchError as error:
-            problems += error.problems
-        if self.check_extra is not None and "extra" not in saved.ignored:
-            problems += self.check_extra(saved.beside("extra"), saved.ignored)
-        if problems:
-            raise CheckpointMismatchError(saved.path, problems)
-        if changes := changed_environment(saved.beside("environment"), self.state.device):
-            saved.warnings.append(f"Training that resumes from {saved.path} may not be bit-identical: {changes}.")
-        return fits
-
-    def _compare(
-        self, saved: SavedRun, check: Callable[..., saved_state.CheckedState], **arguments: Any
-    ) -> saved_state.CheckedState:
-        """Call a function that compares a saved state with the run, and name the checkpoint if it does not fit."""
-        arguments |= {"excluded": to_strings("exclude_algorithms", self.exclude_algorithms), "logger": self.logger}
-        try:
-            return check(self.state, saved=saved.state, passes=self.algorithm_passes, **arguments)
-        except StateMismatchError as error:
-            modules = saved.changed_modules() if error.weights_differ else []
-            raise CheckpointMismatchError(saved.path, [*error.problems, *modules]) from error
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"{saved.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
+        return SavedRun(path, data, ignored=ignored, warnings=[warning])
 
 
 @attrs.define
 class SavedRun:
-    """What was saved of a run, which is adapted to the present run before both are compared.
-
-    The methods are called in this order: :meth:`ignore`, which leaves out what is not wanted; for a resume
-    :meth:`keep_own_values`, and for weights alone :meth:`use_averages`; and, when ``state`` has been compared with the
-    run, :meth:`with_weights`. Until then the weights of a checkpoint are on the meta device, with their shapes.
+    """What was read of a checkpoint or file, without what is not loaded.
 
     Args:
         path: The checkpoint or file.
         data: What was read, by the names of :mod:`~composer.checkpoint.contents`; of the model, its weights and what
-            else its state has.
-        run: The present run, which does not change.
+            else its state has. Until :meth:`read_weights`, those of a checkpoint are on the meta device.
         opened: The checkpoint; None for a file, of which everything was read.
         likes: DTensors with the placements that weights get; see :func:`~composer.checkpoint.reading.sharded_like`.
-        is_schedule_free: Whether the weights are those for training, of an optimizer that evaluates with others.
         unread: What the checkpoint contains besides, if only the weights are wanted.
         warnings: What the user has to know when it is loaded.
-
-    Attributes:
         ignored: The paths of what is not loaded.
+        averages_of: The algorithm whose averages are the weights; empty if the saved weights are.
     """
 
     path: str
     data: dict[str, Any]
-    run: State
     opened: OpenCheckpoint | None = None
     likes: Mapping[str, Tensor] | None = None
-    is_schedule_free: bool = False
     unread: Mapping[str, Any] = attrs.field(factory=dict)
     warnings: list[str] = attrs.field(factory=list)
-    ignored: tuple[str, ...] = attrs.field(default=(), init=False)
+    ignored: tuple[str, ...] = ()
+    averages_of: str = ""
 
     @classmethod
     def read(cls, opened: OpenCheckpoint, run: State, *, weights_only: bool) -> SavedRun:
@@ -374,7 +352,6 @@ class SavedRun:
         with _naming_state(opened.path):
             opened.check_layout(len(own))
             likes = sharded_like(opened, own, data) if is_sharded(run.model) else {}
-            is_schedule_free = weights_only and _has_training_weights(data)
             needed = {"model", "algorithms", "modules"} if weights_only else data.keys()
             unread = {name: data.pop(name) for name in [*data] if name not in needed}
             saved = _with_tensors(data, opened, likes, is_part=weights_only)
@@ -384,7 +361,12 @@ class SavedRun:
             saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
         else:
             saved.pop("model", None)
-        return cls(opened.path, saved, run, opened, likes.get(MODEL), is_schedule_free, unread)
+        return cls(opened.path, saved, opened, likes.get(MODEL), unread)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The checkpoint's manifest; None for a file."""
+        return None if self.opened is None else self.opened.manifest
 
     @property
     def state(self) -> dict[str, Any]:
@@ -395,21 +377,21 @@ class SavedRun:
         """Return what was saved beside the state: ``"extra"``, ``"modules"`` or ``"environment"``."""
         return dictionary(self.data.get(name))
 
-    def changed_modules(self) -> list[str]:
-        """Return which modules of the present model are of another class than the saved ones."""
-        return changed_modules(self.run.model, self.beside("modules"))
+    def leave_out(self, keys: IgnoreKeys, parts: Collection[str], *, is_part: bool) -> None:
+        """Remove what is ignored, and add its paths, and those of parts that were not saved, to :attr:`ignored`.
 
-    def ignore(self, keys: IgnoreKeys) -> None:
-        """Remove what is ignored; in place of an element of a part, put the run's own, so that it does not change.
-
-        A function is called with the data of the weights, too.
+        Args:
+            keys: What is ignored. A function is called with the data of the weights, too.
+            parts: The names of all parts of a run.
+            is_part: Whether only the weights are wanted, so that other parts may be missing.
         """
+        lacking = [name for name in parts if name not in {*self.data, *self.unread}]
         if callable(keys):
             self.read_weights()
-            self.ignored = remove_ignored(self.data, keys)
+            ignored = remove_ignored(self.data, keys)
         else:
-            self.ignored = (*remove_ignored(self.data, keys), *remove_ignored(dict.fromkeys(self._absent()), keys))
-            if keys and not self.ignored and not remove_ignored({**self.unread}, keys):
+            ignored = (*remove_ignored(self.data, keys), *remove_ignored(dict.fromkeys(lacking), keys))
+            if keys and not ignored and not remove_ignored({**self.unread}, keys):
                 warnings.warn(
                     f"{without_secret_urls(self.path)} holds nothing that ignore_keys={keys!r} would leave out. Its "
                     f"parts are {', '.join((*self.data, *self.unread))}; a pattern is such as 'model/head.*', "
@@ -417,52 +399,17 @@ class SavedRun:
                     UserWarning,
                     stacklevel=caller_level(),
                 )
-        elements = [key.split("/", 1) for key in self.ignored if "/" in key]
-        own = {part: self._own(part) for part in {part for part, _ in elements}}
-        for part, element in elements:
-            if isinstance(self.data.get(part), list):
-                self.data[part] += [record for record in own[part] or () if record["key"] == element]
-            elif element in dictionary(own[part]):
-                self.data[part][element] = own[part][element]
+        lacking = [name for name in lacking if name not in ignored and not is_part]
+        self.ignored += (*ignored, *lacking)
+        if lacking and self.opened is not None:  # of a file of MosaicML Composer, there is a warning already
+            without = f"{self.path} was saved without {', '.join(lacking)}"
+            self.warnings.append(f"{without}, so that this run keeps its own values.")
 
-    def _own(self, part: str) -> Any:
-        """Return what the present run has of a part of the state; None if it has no such part."""
-        getters = {"model": self.run.get_model_state_dict, "optimizers": self.run.get_optim_state_dict}
-        return getters[part]() if part in getters else saved_state.state_to_data(self.run).get(part)
+    def use_averages(self, first_names: Mapping[str, str]) -> None:
+        """Replace the weights by the averages of an algorithm, if there are any.
 
-    def _absent(self) -> list[str]:
-        """Return the names of the parts that were not saved, or that are ignored."""
-        names = ("model", "optimizers", "extra", *saved_state.state_to_data(self.run))
-        return [name for name in names if name not in {"version", *self.data, *self.unread}]
-
-    def keep_own_values(self) -> None:
-        """Put the run's own values in place of parts that are ignored or were not saved, so that they do not change.
-
-        Weights, optimizers and what is beside the state are not loaded at all then. Callbacks without settings and
-        state may differ.
-        """
-        absent, own = self._absent(), saved_state.state_to_data(self.run)
-        self.data |= {name: own[name] for name in absent if name in own}
-        if lacking := tuple(name for name in absent if name not in self.ignored):
-            self.ignored += lacking
-            if self.opened is not None:  # of a file of MosaicML Composer, there is a warning already
-                without = f"{self.path} was saved without {', '.join(lacking)}"
-                self.warnings.append(f"{without}, so that this run keeps its own values.")
-        self._match_neutral_callbacks()
-
-    def _match_neutral_callbacks(self) -> None:
-        """Ignore callbacks without settings and state that only the run or only the checkpoint has."""
-        records = self.data.get("callbacks")
-        if not isinstance(records, list) or not all(isinstance(dictionary(one).get("key"), str) for one in records):
-            return  # which the comparison with the run rejects
-        own = {record["key"]: record for record in saved_state.state_to_data(self.run)["callbacks"]}
-        saved = {record["key"] for record in records}
-        common = [one for one in records if one["key"] in own or one.get("settings") or one.get("state")]
-        added = [one for key, one in own.items() if key not in saved and not one["settings"] and not one["state"]]
-        self.data["callbacks"] = common + added
-
-    def use_averages(self) -> str:
-        """Replace the weights by the averages of an algorithm, and return its key; an empty string without any.
+        Args:
+            first_names: For each name of a tied parameter the first one, as tied weights have one average.
 
         Raises:
             CheckpointError: There are no weights, or averages are no dictionary of tensors.
@@ -476,44 +423,35 @@ class SavedRun:
             key, averages = record.get("key"), dictionary(record.get("state")).get(_AVERAGES, {})
             with _naming_state(self.path):
                 read(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")
-            if not averages or f"algorithms/{key}" in self.ignored:
+            if not averages:
                 continue
-            first = model_state.first_names(self.run.model)
             for name, weight in weights.items():
-                average = averages.get(first.get(name, name))  # tied weights have one average
-                if average is not None and f"model/{name}" not in self.ignored:
+                average = averages.get(first_names.get(name, name))
+                if average is not None:
                     # Averages of weights in bfloat16 are saved in float32.
                     weights[name] = average.to(weight.dtype) if isinstance(weight, Tensor) else average
-            return str(key)
-        if self.is_schedule_free:
+            self.averages_of = str(key)
+            return
+        if _has_training_weights(self.unread):
             self.warnings.append(
                 f"The weights from {self.path} are the training weights of a schedule-free optimizer, and the run was "
                 "evaluated with others, which only that optimizer computes. Save these: save_weights_only=True of a "
                 "Trainer, or trainer.save_checkpoint(..., weights_only=True)."
             )
-        return ""
 
     def read_weights(self) -> None:
-        """Read those weights that have no data yet and are still part of the state."""
+        """Read those weights that have no data yet and are still part of the state.
+
+        Raises:
+            CheckpointError: The content of a file is not the one that was written.
+        """
         if self.opened is not None and "model" in self.data:
             model = self.data["model"]
             names = {name for name, one in model.items() if isinstance(one, Tensor) and one.is_meta}
             self.data["model"] = model | self.opened.tensors(MODEL, self.likes, names)
 
-    def with_weights(self, fits: saved_state.CheckedState) -> saved_state.CheckedState:
-        """Read the weights, of which names and shapes were compared, and return the checked state with them.
 
-        Raises:
-            CheckpointError: The content of a file is not the one that was written.
-            CheckpointMismatchError: Weights that are tied in the model have different values.
-        """
-        self.read_weights()
-        if ties := model_state.conflicting_ties(self.run.model, self.data.get("model", {})):
-            raise CheckpointMismatchError(self.path, ties)
-        return attrs.evolve(fits, saved=self.state)
-
-
-def _has_training_weights(data: dict[str, Any]) -> bool:
+def _has_training_weights(data: Mapping[str, Any]) -> bool:
     """Return whether an optimizer evaluates with other weights than the saved ones, which such optimizers record."""
     groups = tree_leaves(data.get("optimizers"), is_leaf=lambda one: "train_mode" in dictionary(one))
     return any(dictionary(one).get("train_mode") is True for one in groups)

@@ -171,13 +171,13 @@ def saved_fields(kind: type) -> dict[str, attrs.Attribute[Any]]:
     return {str(field.alias): field for field in attrs.fields(kind) if field.metadata.get("lifetime") == "saved"}
 
 
-def read_field(field: attrs.Attribute[Any], kind: Any, data: Any, path: str) -> Any:
-    """Return the value of an attrs field, decoded from saved data.
+def read_field(kind: type, field: attrs.Attribute[Any], data: Any, path: str) -> Any:
+    """Return the value of a field of an attrs class from saved data.
 
     Raises:
         ValueError: The data is not of the field's type, or the field's own converter or validator rejects it.
     """
-    value, converter = read(data, kind, path), typing.cast("Any", field.converter)
+    value, converter = read(data, field_types(kind)[field.name], path), typing.cast("Any", field.converter)
     try:
         if callable(converter):
             value = converter(value)
@@ -272,11 +272,7 @@ def read_state(component: Serializable, state: dict[str, Any]) -> dict[str, Any]
         >>> read_state(Serializable(), {})
         {}
     """
-    kind, fields, types_of_fields = (
-        type(component).__name__,
-        saved_fields(type(component)),
-        field_types(type(component)),
-    )
+    kind, fields = type(component).__name__, saved_fields(type(component))
     if state and not fields:
         raise ValueError(f"{kind} saves nothing and cannot load {sorted(state, key=str)}.")
     problems = [f"{kind} saves no {name!r}{nearest(name, fields)}" for name in state if name not in fields]
@@ -285,7 +281,7 @@ def read_state(component: Serializable, state: dict[str, Any]) -> dict[str, Any]
     for name, field in fields.items():
         if name in state:
             try:
-                values[field.name] = read_field(field, types_of_fields[field.name], state[name], f"{kind}.{name}")
+                values[field.name] = read_field(type(component), field, state[name], f"{kind}.{name}")
             except ValueError as error:
                 problems.append(str(error))
     if problems:

@@ -279,10 +279,9 @@ class OptimizerRecord(Record):
 
 
 def check_optimizers(
-    model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]
+    model: Any, own: Mapping[str, Optimizer], saved: Mapping[str, Any]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Compare saved optimizer states with optimizers; returns the same three lists as :func:`check_weights`."""
-    own = by_key(map(unwrapped, optimizers))
+    """Compare saved optimizer states with optimizers by key; returns the same three lists as :func:`check_weights`."""
     wrong: list[str] = []
     absent = "is saved, and the run has no such optimizer"
     missing, unexpected = name_differences(own, saved, "optimizers", "is not saved", absent)

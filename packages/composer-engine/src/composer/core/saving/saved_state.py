@@ -1,9 +1,8 @@
-"""What a run saves of its state, and how all of a saved state is checked before any of it is loaded.
+"""What a run saves of its state, and how all of a saved state is compared before any of it is loaded.
 
-:class:`State` calls :func:`state_to_data`. Both its methods that load and checkpoints call :func:`check_state`, or
-:func:`check_part` for the model or the optimizers alone. These report every mismatch in one error and load nothing, but
-let algorithms that the weights need and the run lacks change the model, when all else fits, because only then their
-layers can be compared. :meth:`CheckedState.load` then loads.
+:class:`State` calls :func:`state_to_data`. A load calls :func:`compare`, which reports every mismatch in one error
+and loads nothing, but lets algorithms that the weights need and the run lacks change the model, when all else fits,
+because only then their layers can be compared. :func:`apply` then loads.
 """
 
 from __future__ import annotations
@@ -12,16 +11,17 @@ import contextlib
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from composer.core.checks import abridged, bulleted, from_first_difference, nearest
+from composer.core.checks import abridged, bulleted, caller_level, from_first_difference, nearest
 from composer.core.declarations import check_conflicts
+from composer.core.optimizers import unwrapped
 from composer.core.passes import all_passes
 from composer.core.saving import model_state
-from composer.core.saving.codec import NotSerializableError, Record, equal, field_types, from_data, plain, read
+from composer.core.saving.codec import NotSerializableError, Record, equal, from_data, plain, read
 from composer.core.saving.components import by_key, is_unsaved, read_field, saved_fields, settings_to_data
 from composer.core.time import Timestamp
 
@@ -111,32 +111,33 @@ class LoadReport:
 
 @attrs.define
 class _Findings:
-    """What the checks of a saved state find: the effects of loading it, and why that is impossible."""
+    """What comparing a saved state finds: the lines of the report on loading it, and why that is impossible."""
 
-    report: LoadReport = attrs.Factory(LoadReport)
+    restored: list[str] = attrs.Factory(list)
+    overridden: list[str] = attrs.Factory(list)
+    missing: list[str] = attrs.Factory(list)
+    unexpected: list[str] = attrs.Factory(list)
+    changed: list[str] = attrs.Factory(list)
     problems: list[str] = attrs.Factory(list)
     weights_differ: bool = False
 
-    def add(self, **lines: Iterable[str]) -> None:
-        """Add lines to fields of the report."""
-        longer = {name: (*getattr(self.report, name), *map(abridged, added)) for name, added in lines.items()}
-        self.report = attrs.evolve(self.report, **longer)
-
-    def checked(self, added: Iterable[Any], *, strict: bool) -> LoadReport:
+    def report(self, added: Iterable[Any], *, strict: bool) -> LoadReport:
         """Return the report, or raise a StateMismatchError if there are problems; if ``strict``, any difference is.
 
         Args:
             added: The algorithms that have changed the model for the comparison.
             strict: Whether differences are problems.
         """
-        problems = [*self.problems, *(self.report.differences if strict else ())]
+        lines = {field.name: tuple(map(abridged, getattr(self, field.name))) for field in attrs.fields(LoadReport)}
+        report = LoadReport(**lines)
+        problems = [*self.problems, *(report.differences if strict else ())]
         if problems:
             names = ", ".join(type(algorithm).__name__ for algorithm in added)
             problems += (
                 [f"The weights need {names}, and the model has its layers now: create it again."] if names else []
             )
             raise StateMismatchError(problems, weights_differ=self.weights_differ)
-        return self.report
+        return report
 
 
 @attrs.frozen
@@ -234,90 +235,61 @@ def _merged(algorithms: Iterable[Any], made: Mapping[int, Any]) -> list[Any]:
     return merged
 
 
-@attrs.frozen(eq=False)
-class CheckedState:
-    """A saved state that fits a run.
-
-    Args:
-        state: The run.
-        saved: The saved state.
-        report: The effects of loading it.
-        load_into: Loads the saved state into the run, without further checks.
-    """
-
-    state: SavableState
-    saved: Mapping[str, Any]
-    report: LoadReport
-    load_into: Callable[[SavableState, Mapping[str, Any]], object]
-
-    def load(self, *, stacklevel: int = 4) -> LoadReport:
-        """Load the saved state, and warn of differences; the run must not have changed since the check.
-
-        Raises:
-            StateMismatchError: ``load_state_dict`` of an optimizer rejects its state.
-        """
-        self.load_into(self.state, self.saved)
-        if self.report.differences:
-            title = "The saved state was loaded, and this run differs from it:"
-            warnings.warn(bulleted(title, self.report.differences), stacklevel=stacklevel)
-        return self.report
-
-
-def check_state(
+def compare(
     state: SavableState,
     saved: Any,
     *,
+    parts: Collection[str] = (),
+    left_out: Collection[str] = (),
     strict: bool = False,
     strict_weights: bool = False,
     excluded: Collection[str] = (),
     passes: Passes = None,
     logger: Any = None,
     rebuild: bool = True,
-) -> CheckedState:
-    """Check all of a saved state; see :meth:`State.load_state_dict`.
+) -> LoadReport:
+    """Compare a saved state with a run, and return what :func:`apply` does; see :meth:`State.load_state_dict`.
+
+    Args:
+        state: The run. Only algorithms that the weights need and it lacks change its model.
+        saved: The saved state.
+        parts: ``"model"`` or ``"optimizers"``, if only these are compared.
+        left_out: The paths of what is not loaded and not in ``saved``, such as ``"timestamp"``, ``"algorithms/EMA"``.
+        strict: Whether any difference is an error.
+        strict_weights: Whether missing and unexpected weights are.
+        excluded: Algorithms not to construct.
+        passes: Passes that order the constructed ones.
+        logger: The logger of these.
+        rebuild: Whether to construct algorithms.
 
     Raises:
-        StateMismatchError: Something cannot be loaded; or, if ``strict``, anything differs; or, if ``strict_weights``,
-            the names of weights differ.
+        StateMismatchError: Something cannot be loaded.
     """
-    records = _read_components(state, saved)
-    needed = records["algorithms"] if rebuild and "model" in saved else {}
-    made = _rebuild_missing(state, needed, excluded)
-    merged = _evolve(state, algorithms=_merged(state.algorithms, made)) if made else state
-    findings = _Findings()
-    _check_fields(state, saved, findings)
-    for kind in _RECORDS:
-        _check_components(kind, _components(merged, kind), records[kind], findings)
-    _check_scaler(state, saved["scaler"], findings)
-    if made and findings.problems:
-        findings.checked((), strict=strict)
+    findings, made = _Findings(), dict[int, Any]()
+    records = _read_algorithms(saved) if parts else _read_components(state, saved, left_out)
+    if rebuild and "model" in saved:
+        made = _rebuild_missing(state, records["algorithms"], excluded)
+    if not parts:
+        _compare_fields(state, saved, findings)
+        merged = _evolve(state, algorithms=_merged(state.algorithms, made)) if made else state
+        for kind in _RECORDS:
+            if kind not in left_out:
+                own = _components(merged, kind)
+                own = {key: component for key, component in own.items() if f"{kind}/{key}" not in left_out}
+                _compare_components(kind, own, records[kind], findings)
+        if "scaler" not in left_out:
+            _compare_scaler(state, saved["scaler"], findings)
+        if made and findings.problems:
+            findings.report((), strict=strict)
     _add_algorithms(state, made, passes, logger)
-    for part in ("model", "optimizers"):
-        if part in saved:
-            _check_part(state, part, saved[part], findings, strict=strict_weights and part == "model")
-    return CheckedState(state, saved, findings.checked(made.values(), strict=strict), _load_state)
+    for part in parts or ("model", "optimizers"):
+        if parts or part in saved:
+            is_strict = strict_weights and part == "model"
+            _compare_tensors(state, part, saved.get(part), findings, left_out, strict=is_strict)
+    return findings.report(made.values(), strict=strict)
 
 
-def check_part(
-    state: SavableState,
-    part: str,
-    saved: Mapping[str, Any],
-    *,
-    strict: bool,
-    excluded: Collection[str] = (),
-    passes: Passes = None,
-    logger: Any = None,
-) -> CheckedState:
-    """Check only the ``"model"`` or the ``"optimizers"``; see :meth:`State.load_model_state`."""
-    records = _read_records("algorithms", saved.get("algorithms", []) if part == "model" else [])
-    made, findings = _rebuild_missing(state, records, excluded), _Findings()
-    _add_algorithms(state, made, passes, logger)
-    _check_part(state, part, saved.get(part), findings)
-    load_into = _load_weights if part == "model" else _load_optimizers
-    return CheckedState(state, saved, findings.checked(made.values(), strict=strict), load_into)
-
-
-def _read_components(state: SavableState, saved: Any) -> dict[str, dict[str, Any]]:
+def _read_components(state: SavableState, saved: Any, left_out: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return the records of components by kind and key, if this is a saved state at all."""
     version = saved.get("version") if isinstance(saved, dict) else None
     if type(version) is not int or version < 1:
@@ -326,7 +298,7 @@ def _read_components(state: SavableState, saved: Any) -> dict[str, dict[str, Any
         newer = f"version: {version} is of a later release, and this one reads up to {VERSION}; update composer-engine."
         raise StateMismatchError([newer])
     expected = ["version", *_RECORDS, "scaler", *saved_fields(type(state))]
-    problems = [f"{name!r} is missing." for name in expected if name not in saved]
+    problems = [f"{name!r} is missing." for name in expected if name not in saved and name not in left_out]
     unknown = (name for name in saved if name not in (*expected, "model", "optimizers"))
     problems += [f"{name!r} is unknown{nearest(name, expected)}" for name in unknown]
     records = {}
@@ -338,6 +310,10 @@ def _read_components(state: SavableState, saved: Any) -> dict[str, dict[str, Any
     if problems:
         raise StateMismatchError(problems)
     return records
+
+
+def _read_algorithms(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {"algorithms": _read_records("algorithms", saved.get("algorithms", []))}
 
 
 def _read_records(kind: str, data: Any) -> dict[str, Any]:
@@ -391,19 +367,20 @@ def _add_algorithms(state: SavableState, made: Mapping[int, Any], passes: Passes
     state.algorithms = merged
 
 
-def _check_fields(state: SavableState, saved: Mapping[str, Any], findings: _Findings) -> None:
-    kinds = field_types(type(state))
+def _compare_fields(state: SavableState, saved: Mapping[str, Any], findings: _Findings) -> None:
     for name, field in saved_fields(type(state)).items():
+        if name not in saved:
+            continue
         try:
-            value = read_field(field, kinds[field.name], saved[name], name)
+            value = read_field(type(state), field, saved[name], name)
         except ValueError as error:
             findings.problems.append(str(error))
             continue
         own = getattr(state, field.name)
         if not _is_kept(field, own):
-            findings.add(restored=[name])
+            findings.restored.append(name)
         elif own != value:
-            findings.add(overridden=[f"{name}: {own} stays, {value} was saved."])
+            findings.overridden.append(f"{name}: {own} stays, {value} was saved.")
 
 
 def _is_kept(field: attrs.Attribute[Any], own: Any) -> bool:
@@ -411,34 +388,38 @@ def _is_kept(field: attrs.Attribute[Any], own: Any) -> bool:
     return bool(field.metadata.get("kept")) and own is not None
 
 
-def _check_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any], findings: _Findings) -> None:
+def _compare_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any], findings: _Findings) -> None:
+    if kind == "callbacks":  # those without settings and state may differ
+        own = {key: one for key, one in own.items() if key in saved or settings_to_data(one) or one.state_dict()}
+        saved = {key: one for key, one in saved.items() if key in own or one.settings or one.state}
     if_missing, if_unexpected = "is not saved, and starts from its initial state", "is saved, and this run has none"
     missing, unexpected = model_state.name_differences(own, saved, kind, if_missing, if_unexpected)
-    unexpected += [
+    findings.missing += missing
+    findings.unexpected += unexpected
+    findings.unexpected += [
         f"{kind}.{key} had averages to evaluate with, and this run evaluates with the training weights."
         for key in saved
         if key not in own and saved[key].state.get("averaged_weights")
     ]
-    findings.add(missing=missing, unexpected=unexpected)
-    check = _check_scheduler if kind == "schedulers" else _check_component
+    compare_one = _compare_scheduler if kind == "schedulers" else _compare_component
     for key in own:
         if key in saved:
             try:
-                check(f"{kind}.{key}", own[key], saved[key], findings)
+                compare_one(f"{kind}.{key}", own[key], saved[key], findings)
             except (ValueError, TypeError) as error:
                 findings.problems.append(f"{kind}.{key}: {error}")
-            findings.add(restored=[f"{kind}.{key}"])
+            findings.restored.append(f"{kind}.{key}")
 
 
-def _check_scheduler(path: str, scheduler: Any, saved: SchedulerRecord, findings: _Findings) -> None:
+def _compare_scheduler(path: str, scheduler: Any, saved: SchedulerRecord, findings: _Findings) -> None:
     """Compare the fields of a scheduler, which loads any state: by their names and the kinds of their values."""
     own = scheduler.state_dict()
     unexpected = [name for name in saved.state if name not in own]
-    findings.add(unexpected=[f"{path}.{name} is saved, and this scheduler has no such field." for name in unexpected])
+    findings.unexpected += [f"{path}.{name} is saved, and this scheduler has no such field." for name in unexpected]
     findings.problems += model_state.check_settings(path, own, saved.state)
 
 
-def _check_component(path: str, component: Any, saved: CallbackRecord, findings: _Findings) -> None:
+def _compare_component(path: str, component: Any, saved: CallbackRecord, findings: _Findings) -> None:
     """Compare the settings of an algorithm or callback, and raise an error if it cannot load its saved state."""
     name = type(component).__name__
     if saved.name != name:
@@ -448,7 +429,7 @@ def _check_component(path: str, component: Any, saved: CallbackRecord, findings:
         was, now = saved.settings.get(setting, _ABSENT), own.get(setting, _ABSENT)
         if not equal(was, now):
             was, now = from_first_difference(_reported(was), _reported(now))
-            findings.add(changed=[f"{path}.{setting}: {was} was saved, {now} is set."])
+            findings.changed.append(f"{path}.{setting}: {was} was saved, {now} is set.")
     component.check_state_dict(saved.state)
 
 
@@ -461,76 +442,93 @@ def _reported(value: Any) -> str:
     return str(value["unsaved"]) if is_unsaved(value) else f"{value!r:.80}"
 
 
-def _check_scaler(state: SavableState, saved: Any, findings: _Findings) -> None:
+def _compare_scaler(state: SavableState, saved: Any, findings: _Findings) -> None:
     own = None if state.scaler is None else state.scaler.state_dict()
     if saved is not None and not isinstance(saved, dict):
         findings.problems.append(f"scaler: must be a dictionary or None, got {type(saved).__name__}.")
     elif own is None and saved is not None:
-        findings.add(unexpected=["scaler: one was saved, and this run has none."])
+        findings.unexpected.append("scaler: one was saved, and this run has none.")
     elif own is not None and saved is None:
-        findings.add(missing=["scaler: none was saved, and the loss scale starts from its initial value."])
+        findings.missing.append("scaler: none was saved, and the loss scale starts from its initial value.")
     elif own is not None and saved is not None:
         expected, got = sorted(own), sorted(map(str, saved))
         problems = model_state.check_settings("scaler", own, saved)
         findings.problems += problems if expected == got else [f"scaler: must hold {expected}, got {got}."]
-        findings.add(restored=["scaler"])
+        findings.restored.append("scaler")
 
 
-def _check_part(state: SavableState, part: str, saved: Any, findings: _Findings, *, strict: bool = False) -> None:
+def _compare_tensors(
+    state: SavableState, part: str, saved: Any, findings: _Findings, left_out: Collection[str], *, strict: bool
+) -> None:
     """Compare the saved ``"model"`` or ``"optimizers"`` with a state's; if ``strict``, other names are problems."""
     if not isinstance(saved, Mapping):
         findings.problems.append(f"{part}: must be a dictionary, got {type(saved).__name__}.")
         return
     if part == "model":
         own = model_state.weights(state.model)
+        own = {name: weight for name, weight in own.items() if f"model/{name}" not in left_out}
         problems, missing, unexpected = model_state.check_weights(own, saved)
         problems += model_state.conflicting_ties(state.model, saved)
         changed = model_state.changed_dtypes(own, saved)
         findings.weights_differ = any((problems, missing, unexpected, changed))
-        findings.add(changed=changed)
+        findings.changed += changed
     else:
-        problems, missing, unexpected = model_state.check_optimizers(state.model, state.optimizers, saved)
+        optimizers = by_key(map(unwrapped, state.optimizers))
+        optimizers = {key: one for key, one in optimizers.items() if f"optimizers/{key}" not in left_out}
+        problems, missing, unexpected = model_state.check_optimizers(state.model, optimizers, saved)
     findings.problems += problems
     if strict:
         findings.problems += missing + unexpected
     else:
-        findings.add(missing=missing, unexpected=unexpected)
-    findings.add(restored=[part])
+        findings.missing += missing
+        findings.unexpected += unexpected
+    findings.restored.append(part)
 
 
-def _load_state(state: SavableState, saved: Mapping[str, Any]) -> None:
-    """Load what has been checked: first what may still reject it, optimizers and components."""
+def apply(state: SavableState, saved: Mapping[str, Any], report: LoadReport) -> LoadReport:
+    """Load the parts that are in a compared state, and warn of differences; first those that may still reject it.
+
+    Args:
+        state: The run, which must not have changed since :func:`compare`.
+        saved: The saved state, or some of its parts.
+        report: What :func:`compare` returned.
+
+    Raises:
+        StateMismatchError: ``load_state_dict`` of an optimizer rejects its state.
+    """
     loaded: list[str] = []
     with contextlib.ExitStack() as on_error:
         if "optimizers" in saved:
-            # It returns a function that restores the former states, in case that a component raises an error.
-            on_error.callback(_load_optimizers(state, saved))
+            try:
+                undo = model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
+            except ValueError as error:
+                raise StateMismatchError([str(error)]) from error
+            on_error.callback(undo)  # in case that a component raises an error
         for kind in _RECORDS:
-            saved_states = {record["key"]: record["state"] for record in saved[kind]}
-            for key, component in _components(state, kind).items():
+            saved_states = {record["key"]: record["state"] for record in saved.get(kind, ())}
+            for key, component in _components(state, kind).items() if saved_states else ():
                 if key in saved_states:
                     _load_component(kind, key, component, saved_states[key], loaded)
         on_error.pop_all()
-    if state.scaler is not None and saved["scaler"]:
+    if state.scaler is not None and saved.get("scaler"):
         state.scaler.load_state_dict(saved["scaler"])
     if "model" in saved:
-        _load_weights(state, saved)
-    kinds = field_types(type(state))
+        model_state.load_weights(state.model, saved["model"])
     for name, field in saved_fields(type(state)).items():
-        if not _is_kept(field, getattr(state, field.name)):
-            setattr(state, field.name, read_field(field, kinds[field.name], saved[name], name))
-    state.restart_draws()
+        if name in saved and not _is_kept(field, getattr(state, field.name)):
+            setattr(state, field.name, read_field(type(state), field, saved[name], name))
+    if "version" in saved:
+        state.restart_draws()
+    if report.differences:
+        title = "The saved state was loaded, and this run differs from it:"
+        warnings.warn(bulleted(title, report.differences), stacklevel=caller_level())
+    return report
 
 
-def _load_weights(state: SavableState, saved: Mapping[str, Any]) -> None:
-    model_state.load_weights(state.model, saved["model"])
-
-
-def _load_optimizers(state: SavableState, saved: Mapping[str, Any]) -> Callable[[], None]:
-    try:
-        return model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
-    except ValueError as error:
-        raise StateMismatchError([str(error)]) from error
+def load(state: SavableState, saved: Mapping[str, Any], *, parts: Collection[str] = (), **options: Any) -> LoadReport:
+    """Compare and load a saved state, or only some of its parts; see :func:`compare` and :func:`apply`."""
+    report = compare(state, saved, parts=parts, **options)
+    return apply(state, {part: saved[part] for part in parts} if parts else saved, report)
 
 
 def _load_component(kind: str, key: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:
