@@ -1,6 +1,7 @@
 """SAM: every optimizer is wrapped once, and its saved state does not depend on it."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -99,3 +100,24 @@ def test_bad_settings(settings):
     """Settings out of range raise, with their names."""
     with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
         SAM(**settings)
+
+
+@pytest.mark.parametrize("is_taken_early", [False, True])
+def test_loop_that_steps_a_wrapped_optimizer_warns(batch, is_taken_early):
+    """A loop that steps an optimizer which SAM has wrapped gives a warning at its end, a correct loop none."""
+    model = torch.nn.Linear(8, 3)
+    early = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = State(model=model, optimizers=early)
+    engine = Engine(state, algorithms=SAM())
+    for event in ("init", "before_load", "after_load", "fit_start", "before_forward"):
+        engine.run_event(event)
+    optimizer = early if is_taken_early else state.optimizers[0]
+    optimizer.step(closure_of(model, optimizer, batch))
+    state.timestamp = state.timestamp.to_next_batch()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine.run_event("fit_end")
+
+    about_sam = [one for one in caught if "SAM has not acted in this training. The loop has" in str(one.message)]
+    assert len(about_sam) == is_taken_early

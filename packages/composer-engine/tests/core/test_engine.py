@@ -1,19 +1,15 @@
 """Dispatch: which components are called at an event, when the plan is built, and warnings about incomplete loops."""
 
 import copy
-import gc
 import warnings
 
 import pytest
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
 
 import composer.core.engine
-from composer.algorithms import SAM
 from composer.core import Algorithm, Callback, Engine, Event, Logger, LoggerDestination, Stage, State, Timestamp, Trace
 from composer.core.event import MODEL_EVENTS, STEP_EVENTS
 from composer.core.passes import sort_to_back
-from composer.functional import SAMOptimizer
 
 PREPARE = ("init", "before_load", "after_load", "fit_start")
 
@@ -445,32 +441,6 @@ class TestRestoreAndClose:
 
         assert calls == [("C", "close"), ("L", "close"), ("M", "close")]
 
-    @pytest.mark.parametrize("kind", ["callback", "destination"])
-    def test_open_callbacks_of_another_engine_warn(self, make, kind):
-        """A callback that has to be closed is not used by two engines at a time."""
-        shared = getattr(make, kind)("Shared", "close")
-
-        def engine():
-            state = State(model=None, callbacks=[shared] if kind == "callback" else [])
-            return Engine(state, Logger(state, [] if kind == "callback" else [shared]))
-
-        first, second = engine(), engine()
-        first.run_event("init")
-        with pytest.warns(UserWarning, match="This Shared is still open in another Trainer or Engine"):
-            second.run_event("init")
-        first.close()
-        second.close()
-        engine().run_event("init")
-
-    def test_callbacks_without_an_end_are_shared_silently(self, make, calls):
-        """A callback that does nothing when it is closed may be used by two engines."""
-        shared = make.callback("Shared", "init")
-
-        for _ in range(2):
-            Engine(State(model=None, callbacks=shared)).run_event("init")
-
-        assert calls == [("Shared", "init")] * 2
-
     def test_close_continues_after_an_error(self, state, make, calls):
         """The first error is raised after all components were closed, with a note on the second."""
 
@@ -734,145 +704,6 @@ class TestBeforeTraining:
         state.callbacks.append(make.callback("C", "batch_end"))
 
         assert run_events(engine, "batch_end") == []
-
-
-class Wrapper(torch.optim.Optimizer):
-    """Steps another optimizer, and never calls Optimizer.__init__, so that its steps run no hooks."""
-
-    def __init__(self, inner):
-        self.inner, self.param_groups = inner, inner.param_groups
-
-    def step(self, closure=None):
-        self.inner.step(closure)
-
-
-@pytest.fixture
-def loop(run_events):
-    """Return a function that runs a batch with a call of ``step`` and returns the warnings."""
-
-    def run(engine, step):
-        warned = run_events(engine, "batch_start")
-        step()
-        return warned + run_events(engine, "batch_end")
-
-    return run
-
-
-@pytest.fixture
-def sgd():
-    """Return a function that creates an optimizer of a state's model."""
-    return lambda state, **more: torch.optim.SGD(state.model.parameters(), lr=0.1, **more)
-
-
-class TestOptimizers:
-    def test_replaced_optimizer_warns(self, state, loop):
-        """A loop that steps a replaced optimizer gives one warning, at its first batch."""
-        (before,) = state.optimizers
-        engine = Engine(state, algorithms=SAM())
-        engine.run_event("after_load")
-
-        (text,) = loop(engine, before.step)
-
-        assert text == (
-            "SAMOptimizer is in state.optimizers and has not stepped, but SGD, which is not, has stepped with its "
-            "parameters. Algorithms may replace the optimizers before training: take them from state.optimizers after "
-            "the events 'init' to 'fit_start'."
-        )
-        assert loop(engine, before.step) == []
-
-    def test_optimizer_outside_the_state_warns(self, state, sgd, loop):
-        """A second optimizer of the same parameters gives the warning too."""
-        (text,) = loop(Engine(state), sgd(state, momentum=0.9).step)
-
-        assert text.startswith("SGD is in state.optimizers and has not stepped, but SGD, which is not, has stepped")
-
-    def test_optimizer_replaced_after_its_step(self, state, sgd, loop):
-        """An optimizer that was in the state when it stepped gives no warning."""
-
-        def step_and_replace():
-            state.optimizers[0].step()
-            state.optimizers = [sgd(state)]
-
-        assert loop(Engine(state), step_and_replace) == []
-
-    def test_warns_after_gradient_accumulation(self, state, sgd, loop):
-        """With accumulated gradients the warning is given after the first batch with a step."""
-        engine, other = Engine(state), sgd(state)
-
-        assert [loop(engine, lambda: None) for _ in range(3)] == [[]] * 3
-        assert len(loop(engine, other.step)) == 1
-
-    def test_loop_without_batch_end(self, state, sgd, run_events):
-        """Without batch_end the warning is given at the end of the epoch."""
-        engine = Engine(state)
-        run_events(engine, "batch_start")
-        sgd(state).step()
-
-        assert len(run_events(engine, "epoch_end")) == 1
-
-    def test_correct_loops_do_not_warn(self, state, sgd, loop):
-        """Closures, accumulated gradients, skipped steps, steps without hooks and other trainings give no warning."""
-        (own,), (first, *others) = state.optimizers, state.model.parameters()
-        loss, nothing = (lambda: state.model(torch.ones(1, 4)).sum()), lambda: None
-        scaler, lbfgs = torch.amp.GradScaler("cpu"), torch.optim.LBFGS(state.model.parameters())
-        two = [torch.optim.SGD([first], lr=0.1), torch.optim.SGD(others, lr=0.1)]
-        stranger, wrapper = torch.optim.SGD([torch.zeros(1)], lr=0.1), Wrapper(own)
-
-        def with_infinite_gradients():
-            scaler.scale(loss() * float("inf")).backward()
-            scaler.step(own)
-            scaler.update()
-
-        loops = [
-            ([own], [own.step] * 2),
-            ([own], [nothing, nothing, own.step]),
-            ([own], [with_infinite_gradients, own.step]),
-            ([SAMOptimizer(own)], [lambda: state.optimizers[0].step(loss)]),
-            ([lbfgs], [lambda: lbfgs.step(loss)]),
-            (two, [two[0].step, two[1].step]),
-            ([own], [stranger.step, own.step]),
-            ([wrapper], [wrapper.step]),
-        ]
-        for optimizers, steps in loops:
-            state.optimizers = optimizers
-            engine = Engine(state)
-
-            assert [loop(engine, step) for step in steps] == [[]] * len(steps)
-
-    def test_observers_are_removed(self, state, sgd, loop, run_events):
-        """Steps are observed until the first batch_end after one, the engine is closed, or the next one begins."""
-        (own,), engines = state.optimizers, [Engine(state) for _ in range(4)]
-
-        def next_one(engine):
-            gc.collect()
-            run_events(engine, "batch_start")
-            engine.close()
-            return dict(_global_optimizer_post_hooks)
-
-        before = next_one(engines[2])
-
-        loop(engines[0], own.step)
-        after_batch = dict(_global_optimizer_post_hooks)
-        run_events(engines[1], "batch_start")
-        engines[1].close()
-        after_close = dict(_global_optimizer_post_hooks)
-        run_events(Engine(State(model=None)), "batch_start")
-
-        assert before == after_batch == after_close == next_one(engines[3])
-
-    def test_engine_that_is_deleted_during_a_step(self, state, sgd, run_events):
-        """An engine may be collected while an optimizer iterates over its hooks."""
-        engines = [Engine(State(model=None))]
-        run_events(engines[0], "batch_start")
-        hooks = [lambda *_: (engines.clear(), gc.collect()), lambda *_: None]
-        handles = [register_optimizer_step_post_hook(hook) for hook in hooks]
-        try:
-            state.optimizers[0].step()
-        finally:
-            for handle in handles:
-                handle.remove()
-
-        assert engines == []
 
 
 def test_every_event_has_a_description():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from composer.callbacks import CheckpointSaver, LoadCheckpoint
+from composer.callbacks import LoadCheckpoint
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
@@ -391,15 +391,3 @@ class TestWarnings:
 
         with pytest.warns(UserWarning, match="train_dataloader has an active iterator, whose workers keep running"):
             small_run(train_dataloader=loader)
-
-    def test_open_callbacks(self, tmp_path):
-        """A callback that is open in another trainer gives a warning, and none after that one is closed."""
-        saver = CheckpointSaver(str(tmp_path))
-        first = small_run(callbacks=saver)
-
-        with pytest.warns(UserWarning, match="This CheckpointSaver is still open in another Trainer"):
-            second = small_run(callbacks=saver)
-
-        first.close()
-        second.close()
-        assert small_run(callbacks=saver).state.callbacks == [saver]

@@ -38,6 +38,11 @@ class SAM(Algorithm):
     epsilon: float = number(1e-12, 0, above=True, meaning="It is added to a norm.")
     interval: int = integer(1, 1, meaning="It is a number of steps.")
 
+    acted = 0
+    idle_reason: ClassVar = (
+        "The loop has stepped none of the optimizers that it wraps: take them from state.optimizers after the event "
+        "'after_load'."
+    )
     runs_at: ClassVar = {Event.AFTER_LOAD: Stage.GRADIENT}
     reads: ClassVar = {"optimizers"}
     writes: ClassVar = {"optimizers"}
@@ -56,3 +61,8 @@ class SAM(Algorithm):
             else cf.SAMOptimizer(optimizer, self.rho, self.epsilon, self.interval)
             for optimizer in state.optimizers
         )
+        for optimizer in state.optimizers:
+            optimizer.register_step_post_hook(self._count)
+
+    def _count(self, *_: object) -> None:
+        self.acted += 1

@@ -1,13 +1,11 @@
 """The engine: calls algorithms, callbacks and loggers at the events of a loop, in the order of the plan.
 
-It also warns if the loop does not run the events that algorithms need, does not step the optimizers of the state, or if
-an algorithm has not acted in a training.
+It also warns if the loop does not run the events that algorithms need, or if an algorithm has not acted in a training.
 """
 
 from __future__ import annotations
 
 import warnings
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +18,7 @@ from composer.core.checks import caller_level, nearest
 from composer.core.event import MODEL_EVENTS, STEP_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
 from composer.core.logger import Logger, LoggerDestination, Trace, check_state
-from composer.core.optimizers import OptimizerWatch, Ownership
+from composer.core.optimizers import Ownership
 from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
 from composer.core.plan import Entry, Plan, Subscription, check_function
 from composer.core.planning import build_plan, overrides_match
@@ -41,10 +39,6 @@ _DELIVERING = frozenset({Event.FIT_END, Event.EVAL_STANDALONE_END})
 _TRAINING = frozenset({Event.ITERATION_START, Event.EPOCH_START, *STEP_EVENTS})
 # Before_dataloader also runs where the loader then turns out to have no further batch.
 _WITH_A_BATCH = frozenset(STEP_EVENTS) - {Event.BEFORE_DATALOADER}
-_AFTER_A_STEP = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.FIT_END})
-
-_OPEN: weakref.WeakSet[Engine] = weakref.WeakSet()
-"""The engines that have run ``INIT``, to find callbacks that are used by two of them."""
 
 
 class Engine:
@@ -97,9 +91,8 @@ class Engine:
         self._plan: Plan | None = None
         self._warned: set[str] = set()
         self._closed = self._may_evaluate = False
-        # It sees the next BATCH_END after a step: without an entry in the table it is compiled again.
         self._acts = Acts(state)
-        self._loop = _LoopCheck(state, on_step=lambda: self._table.pop(Event.BATCH_END, None))
+        self._loop = _LoopCheck(state)
         if algorithms is not None:
             state.algorithms = algorithms
         state.on_components_change(self._forget_plan)
@@ -236,7 +229,6 @@ class Engine:
             return
         self._closed, self._may_evaluate = True, may_evaluate
         self._table = {}
-        self._loop.close()
         list(self._acts.end_of_batch())  # removes the hooks, if the first batch has failed
         errors: list[BaseException] = []
         # Loggers last, because callbacks may log what they have found when they are closed.
@@ -288,9 +280,7 @@ class Engine:
                     warnings.warn(sentence, NoEffectWarning, stacklevel=caller_level())
         own = [one for one in entries.get(event, ()) if not self._closed or one.kind == "algorithm"]
         calls = self._calls(event, own)
-        if event is Event.INIT:
-            calls = (*calls, self._warn_of_open_callbacks)
-        elif event is Event.FIT_END:
+        if event is Event.FIT_END:
             calls = (*calls, self._warn_of_idle)
         # The end of an epoch without batches is not enough for the check of the loop: the next one is checked again.
         if event is not Event.EPOCH_END or self._loop.has_batches:
@@ -357,20 +347,6 @@ class Engine:
                     stacklevel=caller_level(),
                 )
 
-    def _warn_of_open_callbacks(self) -> None:
-        """Warn about callbacks of another engine that have to be closed and were not, if they raise no error."""
-        others = [engine for engine in _OPEN if engine is not self and not engine._closed]  # noqa: SLF001
-        _OPEN.add(self)
-        used = {id(one): one for engine in others for one in engine._callbacks()}  # noqa: SLF001
-        for one in self._callbacks():
-            if id(one) in used and any(overrides(one, Callback, method) for method in ("close", "post_close")):
-                name = type(one).__name__
-                warnings.warn(
-                    f"This {name} is still open in another Trainer or Engine, whose end may close it while this one "
-                    f"uses it. Call close() of the other one first, or make another {name}.",
-                    stacklevel=caller_level(),
-                )
-
 
 def _event_of(event: Event | str) -> Event:
     try:
@@ -413,20 +389,17 @@ def _run_traced(
 
 
 class _LoopCheck:
-    """Warns once about each algorithm whose events the loop does not run, and about optimizers that do not step.
+    """Warns once about each algorithm whose events the loop does not run.
 
     The engine calls :meth:`notice` when an event runs for the first time since the plan was made; later runs cost
-    nothing. The steps of optimizers are observed until the first ``batch_end`` after one of them.
+    nothing.
 
     Args:
-        state: The state with the clock and the optimizers.
-        on_step: Called after the step of an observed optimizer; :meth:`notice` must be called at the next
-            ``batch_end``, also if it is not the first one.
+        state: The state with the clock.
     """
 
-    def __init__(self, state: State, on_step: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._optimizers = OptimizerWatch(state, on_step)
         self._ran: set[Event] = set()
         self._prepared: dict[Event, list[object]] = {event: [] for event in Event if event in MODEL_EVENTS}
         self._reported: set[tuple[str, Event]] = set()
@@ -450,15 +423,6 @@ class _LoopCheck:
                 names = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
                 who = f"{names} {'runs' if len(new) == 1 else 'run'}"
                 warnings.warn(f"{who} at {missed.value!r}, but {text}", stacklevel=4)
-        if event in _TRAINING:
-            self._optimizers.begin()
-        if event in _AFTER_A_STEP:
-            for text in self._optimizers.passed_over():
-                warnings.warn(text, stacklevel=4)
-
-    def close(self) -> None:
-        """Stop observing optimizers."""
-        self._optimizers.end()
 
     def _missed(self, event: Event, entries: Mapping[Event, Sequence[Entry]]) -> Iterator[tuple[Event, list[str], str]]:
         """Yield events, the keys of the algorithms that missed them, and the rest of the sentence about these."""

@@ -1,21 +1,14 @@
-"""Optimizers: parameters, learning rates, wrappers, closures, and two checks.
-
-:class:`Ownership` checks that they hold the parameters of the model, :class:`OptimizerWatch` that they are those that
-step.
-"""
+"""Optimizers: parameters, learning rates, wrappers and closures; :class:`Ownership` checks what they hold."""
 
 from __future__ import annotations
 
 import inspect
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 from composer.functional.checks import few
 
@@ -134,81 +127,6 @@ class Ownership:
 
 def _ids(parameters: Mapping[str, nn.Parameter]) -> set[int]:
     return {id(parameter) for parameter in parameters.values()}
-
-
-# Weak, so that an engine that is never closed is still freed.
-_observers: weakref.WeakSet[OptimizerWatch] = weakref.WeakSet()
-_handles: list[RemovableHandle] = []
-"""The hook of torch's optimizers that reports to the observers, if there are any."""
-
-
-def _note_step(optimizer: Optimizer, *_: object) -> None:
-    for watch in list(_observers):
-        watch.note(optimizer)
-
-
-class OptimizerWatch:
-    """Records which optimizers step: those of the state, or others with the same parameters.
-
-    An optimizer that has not stepped may be correct: gradients are accumulated over several batches, or were infinite.
-    It is an error if another optimizer, such as the one that it wraps, has stepped instead.
-    """
-
-    def __init__(self, state: HasOptimizers, on_step: Callable[[], object]) -> None:
-        self._state, self._on_step = state, on_step
-        self._stepped: list[tuple[Optimizer, bool]] = []  # and whether it was in the state at its step
-        self._has_begun = False
-
-    def begin(self) -> None:
-        """Observe all optimizers of the process, as the loop may step any of them."""
-        if not self._has_begun:
-            self._has_begun = True
-            _observers.add(self)
-            if not _handles:
-                _handles.append(register_optimizer_step_post_hook(_note_step))
-
-    def end(self) -> None:
-        """Stop observing optimizers; not to be called by a step of one, which iterates over its hooks."""
-        _observers.discard(self)
-        if not _observers and _handles:
-            _handles.pop().remove()
-
-    def note(self, optimizer: Optimizer) -> None:
-        """Record the step of an optimizer, if it is in the state or shares parameters with one that is."""
-        is_own = _is_in(optimizer, self._state.optimizers)
-        if _is_in(optimizer, (stepped for stepped, _ in self._stepped)):
-            return
-        if is_own or any(_shares(optimizer, own) for own in self._state.optimizers):
-            self._stepped.append((optimizer, is_own))
-            self._on_step()
-
-    def passed_over(self) -> Iterator[str]:
-        """Yield a sentence for each optimizer of the state instead of which another one has stepped."""
-        if not self._stepped:
-            return
-        self.end()
-        others = [stepped for stepped, was_own in self._stepped if not was_own]
-        for optimizer in self._state.optimizers:
-            # The steps of a class that does not call Optimizer.__init__ run no hooks.
-            is_seen = getattr(type(optimizer).step, "hooked", False)
-            instead = [other for other in others if _shares(other, optimizer)]
-            if is_seen and instead and not _is_in(optimizer, (stepped for stepped, _ in self._stepped)):
-                yield (
-                    f"{type(optimizer).__name__} is in state.optimizers and has not stepped, but "
-                    f"{type(instead[0]).__name__}, which is not, has stepped with its parameters. Algorithms may "
-                    "replace the optimizers before training: take them from state.optimizers after the events 'init' "
-                    "to 'fit_start'."
-                )
-        self._stepped = []
-
-
-def _is_in(optimizer: Optimizer, optimizers: Iterable[Optimizer]) -> bool:
-    return any(optimizer is one for one in optimizers)
-
-
-def _shares(one: Optimizer, other: Optimizer) -> bool:
-    parameters = {id(parameter) for parameter in held_parameters(one.param_groups)}
-    return any(id(parameter) in parameters for parameter in held_parameters(other.param_groups))
 
 
 def base_rate(group: dict[str, Any]) -> float | Tensor:

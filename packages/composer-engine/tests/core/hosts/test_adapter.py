@@ -424,20 +424,6 @@ class TestServedFields:
         assert adapter.writers("gradients", Event.AFTER_TRAIN_BATCH) == ["GradientClipping"]
 
 
-class TestLateAlgorithms:
-    """The algorithms are those of the construction."""
-
-    def test_added_after_the_training_began(self):
-        """An algorithm that is added then raises, and the others remain; one may be removed."""
-        model, ema = make_net(), EMA("2ba")
-        adapter = Adapter(served_fields("Host"), model, ema)
-        host(adapter, make_data(2), 1, model)
-        with pytest.raises(RuntimeError, match="were added after the training began"):
-            adapter.state.algorithms.append(CutOut(length=0.5))
-        assert list(adapter.state.algorithms) == [ema]
-        adapter.state.algorithms.clear()
-
-
 class TestSplitStep:
     """An adapter trains a step that is split at the call of a module."""
 

@@ -335,7 +335,6 @@ def test_hosts(check, missing):
         ("optimizer without state", check_resume),
     ],
 )
-@pytest.mark.filterwarnings("ignore:SAMOptimizer is in state.optimizers and has not stepped")
 def test_faults(fault, check):
     """Each fault of a host is found by its check."""
     with pytest.raises(AssertionError):

@@ -194,8 +194,6 @@ class Adapter:
         logger = Logger(self.state, [] if log is None else [_HostLog(log)])
         self.engine = Engine(self.state, logger, algorithms=algorithms, serves=serves)
         self.world_size = world_size
-        self.state.on_components_change(self._reject_late_algorithms)
-        self._begun_with: tuple[Algorithm, ...] | None = None
         self.is_prepared, self._frozen_norms = False, set[nn.Module]()
         self.serves = serves
         self._described_batch = ""
@@ -301,7 +299,6 @@ class Adapter:
         for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
             self.engine.run_event(event)
         self._frozen_norms = {*self._frozen_norms, *frozen_norms(self.state.model)}
-        self._begun_with = tuple(self.state.algorithms)
         self._begin_step()
         # A module of another kind is called by the host in its own way.
         self._checks_packing = has_packed_rows(self.state.train_dataloader) and (
@@ -487,22 +484,9 @@ class Adapter:
         Raises:
             StateMismatchError: The state does not fit, and nothing has been loaded.
         """
-        self._begun_with = None  # loading may add the algorithms that saved weights need
         report = self.state.load_state_dict(state_dict, self.engine.logger)
         self._begin_step()
         return report
-
-    def _reject_late_algorithms(self) -> None:
-        # None meanwhile, because restoring the former list calls this function again.
-        before, self._begun_with = self._begun_with, None
-        if before is not None and any(all(one is not other for other in before) for one in self.state.algorithms):
-            self.state.algorithms = before
-            self._begun_with = before
-            raise RuntimeError(
-                "Algorithms were added after the training began, when layers and optimizers can no longer be changed. "
-                "Pass all algorithms at construction."
-            )
-        self._begun_with = before
 
 
 def _describe_keys(batch: Batch) -> str:
