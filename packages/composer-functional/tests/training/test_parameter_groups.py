@@ -217,6 +217,7 @@ TORCHVISION = {
     "densenet121": "densenet121",
     "mobilenet_v2": "mobilenetv2_100",
     "efficientnet_b0": "efficientnet_b0",
+    "efficientnet_v2_s": "tf_efficientnetv2_s",
 }
 
 
@@ -263,6 +264,25 @@ class TestStages:
         assert found == [0, 3, 4, 6]
         assert depths["pvt.encoder.block.3.1.attention.self.query.weight"] == 7
         assert depths["classifier.weight"] == 8
+
+    def test_norms_of_embeddings(self):
+        """In BART, the norms of the embeddings are before the layers, though they are registered after them."""
+        sizes = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 11}
+        sizes |= {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
+        config = transformers.BartConfig(encoder_layers=2, decoder_layers=2, **sizes)
+        depths = layered(transformers.BartForSequenceClassification(config))
+
+        assert depths["model.encoder.layernorm_embedding.weight"] == 0
+        assert depths["model.decoder.layernorm_embedding.weight"] == depths["model.decoder.layers.0.fc1.weight"] == 3
+        assert depths["classification_head.dense.weight"] == 5
+
+    def test_stages_with_another_layer(self):
+        """The stages of LeViT, of which two have a layer that is different, consist of blocks."""
+        with torch.device("meta"):
+            model = transformers.LevitForImageClassification(transformers.LevitConfig(depths=[2, 2, 2]))
+
+        # An attention and an MLP are two residual layers; between stages are a smaller attention and an MLP.
+        assert deepest(model) == 3 * 2 * 2 + 2 * 2 + 1
 
     def test_blocks_with_experts_or_sublayers(self):
         """Experts, the sublayers of T5 and an excitation within a block are no blocks of their own."""

@@ -48,16 +48,11 @@ def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
         >>> [name for name, _ in find_blocks(model)]
         ['0', '1']
     """
+    members = {member for holder in model.modules() if isinstance(holder, _LISTS) for member in holder.children()}
     for least in (_LEAST, 1):
-        members = {
-            member
-            for holder in model.modules()
-            if isinstance(holder, _LISTS)
-            for member in holder.children()
-            if _is_block(member, least)
-        }
-        counts = Counter(map(plain_class, members))
-        blocks = {member for member in members if counts[plain_class(member)] > 1}
+        counts = Counter(plain_class(member) for member in members if _is_block(member, least))
+        # Also those with fewer matrices, such as blocks of EfficientNetV2 that do not expand.
+        blocks = {member for member in members if counts[plain_class(member)] > 1 and not _is_stage(member, least)}
         if blocks:
             return list(_outermost(model, blocks, ""))
     return []
@@ -78,14 +73,14 @@ def _is_block(module: nn.Module, least: int) -> bool:
 
 
 def _is_stage(module: nn.Module, least: int) -> bool:
-    """Return whether a module consists of blocks: a list of some, or equal ones beside at most one matrix."""
+    """Return whether a module consists of blocks: a list of some, or mostly equal ones beside at most one matrix."""
     is_list = isinstance(module, _LISTS)
     lists = [module] if is_list else [child for child in module.children() if isinstance(child, _LISTS)]
     inner = [block for each in lists for block in each.children() if _is_block(block, least)]
     if is_list:
         return type(module) in {nn.ModuleList, nn.Sequential, nn.ModuleDict} or bool(inner)
     others = _count_matrices(module) - sum(map(_count_matrices, inner))
-    return len(set(map(plain_class, inner))) == 1 and others <= 1
+    return 0 < len(set(map(plain_class, inner))) <= max(1, len(inner) // 3) and others <= 1
 
 
 def _count_matrices(module: nn.Module) -> int:

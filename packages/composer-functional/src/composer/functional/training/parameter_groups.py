@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from composer.functional.checks import check_interval, check_modules, described, is_module_class
-from composer.functional.surgery.structure import NORMS, PRODUCTS, find_blocks, find_towers
+from composer.functional.surgery.structure import NORMS, PRODUCTS, find_blocks, find_towers, is_norm
 
 __all__ = ["parameter_groups"]
 
@@ -34,7 +34,10 @@ def parameter_groups(
     comes after the last block, such as the head, depth ``D``, the number of blocks plus 1; what lies between two blocks
     has the depth of the second. The blocks are the repeated ones of the model, such as the layers of a transformer or
     the residual blocks in the stages of a ResNet. Towers that process different inputs, such as texts and images, have
-    depths of their own. Of a model of timm the depths are those that its ``group_matcher()`` defines.
+    depths of their own. Of a model of timm the depths are those that its ``group_matcher()`` defines. Those of the same
+    network in another library may differ: timm's PvtV2 and MaxViT have one for each stage, its DINOv2 has no head, and
+    where the first block belongs to the stem, or the last one to the head, as in MobileNetV2 and MobileViT of
+    Transformers and MobileNetV3 and MNASNet of torchvision, there are fewer blocks.
 
     A tied parameter occurs once, at the depth where it occurs first, and without decay if one of its places has none.
     Frozen parameters are left out, as by timm.
@@ -141,7 +144,8 @@ def _distances(model: nn.Module) -> dict[str, int]:
     for tower in towers:
         own = [block for name, block in blocks if _is_in(name, tower)]
         numbers = {id(one): number for number, block in enumerate(own, 1) for one in block.parameters()}
-        aligned = _of_aligned_lists(model.get_submodule(tower), numbers)
+        part = model.get_submodule(tower)
+        aligned = _of_aligned_lists(part, numbers) | _of_norms_of_embeddings(part, numbers)
         begun = 0
         for name, parameter in model.named_parameters():
             if name in distances or not _is_in(name, tower):
@@ -171,4 +175,15 @@ def _of_aligned_lists(model: nn.Module, numbers: dict[int, int]) -> dict[int, in
             if stages and len(members) == len(stages) and not any(blocks):
                 for member, block in list(zip(members, stages, strict=True))[1:]:
                     found |= {id(parameter): block for parameter in member.parameters()}
+    return found
+
+
+def _of_norms_of_embeddings(model: nn.Module, numbers: dict[int, int]) -> dict[int, int]:
+    """Return the numbers of the blocks before which norms are that are registered after them, as BART's."""
+    found: dict[int, int] = {}
+    for holder in model.modules():
+        first = min((numbers[id(one)] for one in holder.parameters() if id(one) in numbers), default=0)
+        for name, child in holder.named_children():
+            if is_norm(child) and "embed" in name:
+                found |= {id(parameter): first if first > 1 else 0 for parameter in child.parameters()}
     return found
