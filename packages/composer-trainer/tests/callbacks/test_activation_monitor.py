@@ -22,14 +22,6 @@ class WandBLogger(LoggerDestination):
         self.logged += [(step, name) for name in metrics if name.startswith("activations/")]
 
 
-class FailingLogger(WandBLogger):
-    def log_metrics(self, metrics, step=None):
-        raise OSError("disk full")
-
-
-FailingLogger.__name__ = "WandBLogger"
-
-
 def make_model(dropout=0.0):
     torch.manual_seed(1)
     layers = [nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)]
@@ -112,13 +104,6 @@ class TestActivationMonitor:
 
         assert len(caught) == 1
 
-    def test_failing_destination(self):
-        """A failure is reported once, and the run continues."""
-        with pytest.warns(RuntimeWarning, match="disk full") as caught:
-            fit(make_model(), ActivationMonitor("1ba"), FailingLogger())
-
-        assert len(caught) == 1
-
     def test_does_not_change_training(self):
         """Also with dropout, the weights are bit-identical with and without the monitor."""
         alone, monitored = make_model(dropout=0.5), make_model(dropout=0.5)
@@ -127,28 +112,3 @@ class TestActivationMonitor:
         fit(monitored, ActivationMonitor("1ba", only_log_wandb=False), InMemoryLogger())
 
         assert same_bits(alone.state_dict(), monitored.state_dict())
-
-    def test_hooks_are_removed_after_an_error(self):
-        """A failing forward pass leaves no hook."""
-        model = make_model()
-        model.module[3].register_forward_pre_hook(lambda *_: 1 / 0)
-
-        with pytest.raises(ZeroDivisionError):
-            fit(model, ActivationMonitor("1ba", only_log_wandb=False), InMemoryLogger())
-
-        assert all(not module._forward_hooks for module in model.modules())
-
-    def test_constant_activations(self):
-        """Without variance, skewness and kurtosis are 0 and nothing is NaN."""
-        model, history = make_model(), InMemoryLogger()
-        nn.init.zeros_(model.module[0].weight)
-        nn.init.zeros_(model.module[0].bias)
-
-        fit(model, ActivationMonitor("1ba", only_log_wandb=False), history, max_duration="1ba")
-
-        statistics = ("skewness", "kurtosis", "l2_norm")
-        assert [float(history.data[f"activations/{one}/module.1/output_0"][0][1]) for one in statistics] == [
-            0.0,
-            0.0,
-            0.0,
-        ]

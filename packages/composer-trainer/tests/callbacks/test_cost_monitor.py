@@ -65,95 +65,6 @@ class TestTable:
         ]
         assert monitor.table()[2].seconds_a_call == 0.5
 
-    def test_monitor_is_excluded(self, clock):
-        """The monitor does not measure itself."""
-        monitor = CostMonitor()
-        engine = make_engine(monitor)
-        for event in ("fit_start", "fit_end"):
-            engine.run_event(event)
-
-        assert monitor.table() == []
-
-    def test_shares_refer_to_the_run(self, clock, timed):
-        """Time between two fits is excluded, standalone evaluations and predictions are included."""
-        monitor = CostMonitor()
-        watch = timed(Callback, init=3.0, batch_end=1.0)
-        engine = make_engine(watch, monitor)
-        engine.run_event("init")
-        for begin, end in [
-            *(("fit_start", "fit_end"), ("eval_standalone_start", "eval_standalone_end")),
-            *(("predict_start", "predict_end"), ("fit_start", "fit_end")),
-        ]:
-            clock.now += 1000.0
-            engine.run_event(begin)
-            clock.now += 9.0
-            if begin == "fit_start":
-                engine.run_event("batch_end")
-            engine.run_event(end)
-
-        assert {cost.event.value: cost.share for cost in monitor.table()} == {
-            "init": None,
-            "batch_end": pytest.approx(2 / 38),
-        }
-
-    def test_table_during_training(self, clock, timed):
-        """The table is available during a training."""
-        monitor = CostMonitor()
-        engine = make_engine(timed(Callback, batch_end=1.0), monitor)
-        engine.run_event("fit_start")
-        engine.run_event("batch_end")
-        clock.now += 1.0
-
-        assert monitor.table()[0].share == 0.5
-
-    def test_prediction_within_fit(self, clock, timed):
-        """A nested prediction does not discard earlier measurements."""
-        monitor = CostMonitor()
-        engine = make_engine(timed(Callback, batch_end=1.0), monitor)
-        engine.run_event("fit_start")
-        engine.run_event("batch_end")
-        engine.run_event("predict_start")
-        clock.now += 3.0
-        engine.run_event("predict_end")
-
-        assert monitor.table()[0].share == 0.25
-
-    def test_plan_changes(self, clock, timed):
-        """A new plan does not discard earlier measurements."""
-        monitor, watch = CostMonitor(), timed(Callback, batch_end=1.0)
-        engine = make_engine(watch, monitor)
-        engine.run_event("batch_end")
-        engine.state.callbacks.append(timed(Callback, fit_end=1.0))
-        engine.run_event("batch_end")
-
-        assert as_tuples(monitor) == [("Watch", "batch_end", 2, 2.0)]
-
-    def test_failing_calls_are_not_counted(self, clock):
-        """A call that raises has no end; earlier ones are counted."""
-
-        class Failing(Callback):
-            def batch_end(self, state, logger):
-                raise ZeroDivisionError
-
-        monitor = CostMonitor()
-        engine = make_engine(Failing(), monitor)
-        with pytest.raises(ZeroDivisionError):
-            engine.run_event("batch_end")
-
-        assert monitor.table() == []
-
-    def test_close_ends_an_aborted_run(self, clock, timed):
-        """After close the run's clock stops."""
-        monitor = CostMonitor()
-        engine = make_engine(timed(Callback, batch_end=1.0), monitor)
-        engine.run_event("fit_start")
-        engine.run_event("batch_end")
-        clock.now += 3.0
-        engine.close()
-        clock.now += 1000.0
-
-        assert monitor.table()[0].share == 0.25
-
 
 class TestText:
     def test_text(self, clock, timed):
@@ -170,11 +81,6 @@ class TestText:
             "Watch      batch_end      1     500.0   500000.0      25.0",
             "The run took 2.000 s, 25.00 % of it in these calls.",
         ]
-
-    def test_empty_table(self):
-        """Without measurements there is no division by zero."""
-        assert str(CostMonitor()).splitlines()[1:] == ["The run took 0.000 s."]
-        assert repr(CostMonitor()) == "CostMonitor()"
 
 
 class TestMemory:
@@ -196,16 +102,6 @@ class TestMemory:
         cost = monitor.table()[0]
         assert (cost.calls, cost.memory) == (8, 2048.0)
         assert "KiB kept a call" in str(monitor)
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is so without a GPU")
-    def test_no_memory_column_without_gpu(self, clock, timed):
-        """There is no memory column on a CPU."""
-        monitor = CostMonitor()
-        engine = make_engine(timed(Callback, batch_end=1.0), monitor)
-        engine.run_event("batch_end")
-
-        assert monitor.table()[0].memory is None
-        assert "KiB" not in str(monitor)
 
 
 class TestRealTraining:

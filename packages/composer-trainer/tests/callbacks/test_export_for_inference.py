@@ -56,16 +56,6 @@ class TestExportForInferenceCallback:
 
         assert load(tmp_path / "model.pt2")(torch.rand(2, 3, 8, 8)).shape == (2, 3)
 
-    def test_explicit_sample(self, tmp_path):
-        """It takes precedence."""
-        callback = ExportForInferenceCallback(
-            "torchexport", tmp_path / "model.pt2", sample_input=(torch.rand(2, 3, 6, 6), None), input_names=["images"]
-        )
-
-        fit(callback)
-
-        assert load(tmp_path / "model.pt2")(torch.rand(3, 3, 6, 6)).shape == (3, 3)
-
     def test_transforms(self, tmp_path):
         """The exported copy is transformed, the model is not."""
 
@@ -77,11 +67,6 @@ class TestExportForInferenceCallback:
 
         assert load(tmp_path / "model.pt2")(torch.rand(1, 3, 8, 8)).tolist() == [[1.0, 1.0, 1.0]]
         assert model.module[-1].weight.abs().sum() > 0
-
-    def test_bad_format(self, tmp_path):
-        """There are two formats."""
-        with pytest.raises(ValueError, match="save_format"):
-            ExportForInferenceCallback("torchscript", tmp_path / "model.pt")
 
     def test_bad_name(self):
         """An invalid name raises before the training."""

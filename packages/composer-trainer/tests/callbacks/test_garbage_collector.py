@@ -1,20 +1,12 @@
 """The garbage collector runs where it is due only, and is restored after the training."""
 
 import gc
-import weakref
 
 import pytest
 
 from composer.callbacks import GarbageCollector
 from composer.core import Callback
-from fixtures import make_loader, record, small_run, trained
-
-
-class Node:
-    """An object in a reference cycle."""
-
-    def __init__(self):
-        self.itself = self
+from fixtures import make_loader, record, trained
 
 
 class Collections(Callback):
@@ -89,29 +81,6 @@ class TestWhen:
 
         assert observed.batches == [1, 3, 4]
 
-    def test_cycles_of_the_training_are_released(self):
-        """A cycle that a batch has left exists until the interval has passed."""
-        alive = []
-
-        def count(state):
-            alive.append(weakref.ref(Node()))
-            return sum(one() is not None for one in alive)
-
-        counts = record("before_forward", count)
-
-        trained(callbacks=[GarbageCollector("2ba"), counts], max_duration="5ba")
-
-        assert counts.values == [1, 2, 1, 2, 1]
-
-    def test_evaluation_without_a_training(self):
-        """An evaluation outside of fit leaves the collector to Python."""
-        trainer = small_run(callbacks=GarbageCollector(), eval_dataloader=make_loader())
-
-        trainer.eval()
-
-        assert gc.isenabled()
-        assert gc.get_freeze_count() == 0
-
 
 class TestRestored:
     @pytest.mark.parametrize("is_enabled", [True, False])
@@ -138,25 +107,6 @@ class TestRestored:
         assert gc.isenabled()
         assert gc.get_freeze_count() == 0
 
-    def test_frozen_objects_of_the_program(self):
-        """Objects that the program has frozen stay frozen."""
-        gc.freeze()
-
-        trained(callbacks=GarbageCollector())
-
-        assert gc.get_freeze_count() > 0
-
-    def test_several_trainings(self):
-        """Each call of fit disables it, and restores it."""
-        during = record("batch_start", lambda state: gc.isenabled())
-        trainer = small_run(callbacks=[GarbageCollector(), during])
-
-        for _ in range(2):
-            trainer.fit(duration="2ba")
-            assert gc.isenabled()
-
-        assert during.values == [False] * 4
-
 
 class TestBadInput:
     @pytest.mark.parametrize(
@@ -171,8 +121,3 @@ class TestBadInput:
         """What is no length of time raises."""
         with pytest.raises(error, match=message):
             GarbageCollector(interval)
-
-    def test_unit_that_is_not_counted(self):
-        """An interval in iterations is not due at the end of a batch."""
-        with pytest.raises(ValueError, match="would never be due at 'batch_end'"):
-            small_run(callbacks=GarbageCollector("1iter"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from composer.callbacks import Generate
-from composer.core import Callback, LoggerDestination
+from composer.core import LoggerDestination
 from composer.models import ComposerModel, HuggingFaceModel
 from fixtures import small_run, trained
 
@@ -120,22 +120,6 @@ class TestGenerate:
 
         assert [step for _, step, _, _ in tables] == steps
 
-    def test_modules_keep_their_modes(self, tokenizer):
-        """A module in evaluation mode during training stays in it."""
-        model, modes = Writer(tokenizer), []
-
-        class Freeze(Callback):
-            def epoch_start(self, state, logger):
-                state.model.network.transformer.drop.eval()
-
-            def batch_start(self, state, logger):
-                modes.append({name: module.training for name, module in state.model.named_modules()})
-
-        fit(model, [Freeze(), Generate(PROMPTS, "1ba", max_new_tokens=1)])
-
-        assert modes == [modes[0]] * 4
-        assert [name for name, training in modes[0].items() if not training] == ["network.transformer.drop"]
-
     def test_does_not_change_training(self, tokenizer):
         """With sampling and dropout, the weights are bit-identical with and without the callback."""
         trained = []
@@ -145,16 +129,6 @@ class TestGenerate:
             trained.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
 
         assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
-
-    def test_mode_is_restored_after_an_error(self, tokenizer):
-        """After a failed generation the model is in training mode."""
-        model = Writer(tokenizer)
-        model.generate = lambda *_, **__: 1 / 0
-
-        with pytest.raises(ZeroDivisionError):
-            fit(model, Generate("def", "1ba"))
-
-        assert model.training
 
     def test_model_without_a_tokenizer(self):
         """A model without tokenizer raises when the trainer is created."""

@@ -1,7 +1,6 @@
 """The noise of gradients of small trainings, compared with those of single samples and closed formulas."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch import nn
 
 from composer.algorithms import GradientClipping
 from composer.callbacks import GradientNoiseScale
-from composer.core import NoEffectWarning
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from fixtures import make_classifier, small_run, trained, vector_batches
@@ -56,21 +54,6 @@ class TestMeasurements:
 
         assert (found["squared_norm"][0], found["trace"][0]) == pytest.approx(expected, rel=1e-4)
         assert found["scale"][0] == pytest.approx(expected[1] / expected[0], rel=1e-4)
-
-    def test_averages(self):
-        """Averages start at the first measurement, and the ratio is that of the averages."""
-        model, batches = make_classifier(), vector_batches(4, size=6)
-        options = {"model": model, "train_dataloader": batches, "optimizers": torch.optim.SGD(model.parameters(), lr=0)}
-        weights = (0.7 / 1.7, 1 / 1.7)  # of the second and the fourth batch
-        parts = [tuple(one[:2] for one in batch) for batch in batches]
-        each = [estimates(gradient(model, parts[at]), gradient(model, batches[at]), 2, 6) for at in (1, 3)]
-
-        found = fit(GradientNoiseScale(batch_log_interval=2, smoothing=0.7), **options)
-
-        square, trace = (weights[0] * first + weights[1] * second for first, second in zip(*each, strict=True))
-        assert found["squared_norm"] == pytest.approx([each[0][0], square], rel=1e-4)
-        assert found["trace"] == pytest.approx([each[0][1], trace], rel=1e-4)
-        assert found["scale"][1] == pytest.approx(trace / square, rel=1e-4)
 
     def test_quadratic(self):
         """On a quadratic, the means over all batches of three of four samples are those of the closed formula."""
@@ -123,16 +106,6 @@ class TestMeasurements:
 
         assert (found["squared_norm"][0], found["trace"][0]) == pytest.approx((square, trace), rel=1e-4)
 
-    def test_gradients_that_are_not_finite(self):
-        """A batch with infinite gradients leaves the averages unchanged."""
-        batches = vector_batches(3, size=4)
-        batches[2][0][0, 0] = torch.inf
-
-        with pytest.warns(UserWarning, match="is not a number"):
-            found = fit(train_dataloader=batches)
-
-        assert found["trace"][2] == found["trace"][1] != found["trace"][0]
-
     def test_does_not_change_the_training(self):
         """A run with the callback has bit-identical weights."""
         runs = [
@@ -151,14 +124,6 @@ class TestErrors:
 
         with pytest.raises(ValueError, match=r"batches are not split: give Trainer\(device_train_microbatch_size"):
             trainer.fit()
-
-    def test_batches_of_one_microbatch(self):
-        """Microbatches as large as the batch give one warning, and no value."""
-        with pytest.warns(NoEffectWarning, match="measures nothing in a batch of a single microbatch") as caught:
-            found = fit(device_train_microbatch_size=4)
-
-        assert len(caught) == 1
-        assert all(math.isnan(value) for value in found["scale"])
 
 
 class TestResume:

@@ -7,9 +7,8 @@ from torch import nn
 from composer.algorithms import MixUp
 from composer.callbacks import ImageVisualizer
 from composer.core import Evaluator, LoggerDestination
-from composer.models import ComposerModel, ComposerSegmenter
+from composer.models import ComposerModel
 from fixtures import make_classifier, trained
-from fixtures.models import TwoHeads
 
 
 class ImageRecorder(LoggerDestination):
@@ -80,24 +79,6 @@ class TestInputs:
         assert torch.equal(pages[0]["images"], batches[2][0][:2])
         assert pages[0]["masks"] is None
 
-    def test_first_microbatch(self):
-        """Of a batch in microbatches the first one is logged, once."""
-        batches = segmentation_batches(2)
-
-        pages = fit(Recorded(), ImageVisualizer("1ba"), batches, device_train_microbatch_size=2)
-
-        assert [len(page["images"]) for page in pages] == [2, 2]
-
-    def test_values_are_scaled(self):
-        """Images outside [0, 1] are scaled to their extremes; others are not; bytes are divided."""
-        images = torch.stack([torch.full((3, 2, 2), 0.25), torch.linspace(-2, 6, 12).reshape(3, 2, 2)])
-        targets = torch.zeros(2, 2, 2, dtype=torch.long)
-
-        floats = fit(Recorded(), ImageVisualizer("1ba"), [(images, targets)])[0]["images"]
-
-        assert torch.equal(floats[0], images[0])
-        torch.testing.assert_close(floats[1], torch.linspace(0, 1, 12).reshape(3, 2, 2))
-
     def test_bytes(self):
         """8-bit images are scaled to [0, 1]."""
 
@@ -110,20 +91,6 @@ class TestInputs:
         pages = fit(OfBytes(), ImageVisualizer("1ba"), [(images, torch.zeros(1, 1, 1, dtype=torch.long))])
 
         assert pages[0]["images"].flatten().tolist() == pytest.approx([0.0, 0.2, 1.0])
-
-    def test_in_place_layer(self):
-        """The images are those before the forward pass."""
-
-        class InPlace(Recorded):
-            def forward(self, batch):
-                return self.scores(batch[0].mul_(0))
-
-        batches = segmentation_batches(1)
-        before = batches[0][0].clone()
-
-        pages = fit(InPlace(), ImageVisualizer("1ba"), batches)
-
-        assert torch.equal(pages[0]["images"], before)
 
     def test_wrong_key(self):
         """A value that is not an image raises with its description."""
@@ -166,30 +133,6 @@ class TestSegmentation:
         assert [(page["name"], page["step"]) for page in pages] == [("Images/Eval", 1), ("Images/Eval", 2)]
         assert torch.equal(pages[0]["images"], segmentation_batches(3)[0][0])
         assert set(pages[0]["masks"]) == {"prediction", "ground truth"}
-
-    def test_channels_last(self):
-        """Channels-last images are passed on as such."""
-
-        class ChannelsAtTheEnd(Recorded):
-            def forward(self, batch):
-                return self.scores(batch[0].permute(0, 3, 1, 2))
-
-        batches = [(images.permute(0, 2, 3, 1).contiguous(), masks) for images, masks in segmentation_batches(1)]
-
-        (page,) = fit(ChannelsAtTheEnd(), ImageVisualizer("1ba", "segmentation", channels_last=True), batches)
-
-        assert page["channels_last"]
-        assert page["images"].shape == (6, 4, 4, 3)
-
-
-def test_outputs_of_two_heads():
-    """Of a segmentation model with an auxiliary head, the first head's prediction is logged."""
-    module, batches = TwoHeads(), segmentation_batches(1)
-    expected = module.classifier(batches[0][0]).argmax(dim=1)
-
-    (page,) = fit(ComposerSegmenter(module, 3, ignore_index=-100), ImageVisualizer("1ba", mode="segmentation"), batches)
-
-    assert torch.equal(page["masks"]["prediction"], expected)
 
 
 def test_in_tensorboard(tmp_path):

@@ -5,7 +5,7 @@ import torch
 
 from composer.callbacks import LoadCheckpoint
 from composer.checkpoint import CheckpointError, CheckpointMismatchError, save_checkpoint
-from composer.core import Engine, Event, State, Timestamp
+from composer.core import Engine, State, Timestamp
 
 
 def make_state(seed, size=3, **options):
@@ -36,19 +36,6 @@ class TestLoadCheckpoint:
         assert [batches[one] for one in order] == [0 if order.index(one) < order.index(event) else 5 for one in order]
         assert torch.equal(state.model.weight, make_state(0).model.weight)
 
-    def test_loads_once(self, saved):
-        """A second fit does not load again."""
-        callback = LoadCheckpoint(saved, event=Event.FIT_START)
-        state = make_state(1, callbacks=callback)
-        engine = Engine(state)
-        engine.run_event("fit_start")
-        state.model.weight.data.zero_()
-
-        engine.run_event("fit_start")
-
-        assert not state.model.weight.any()
-        assert callback.loaded.path == saved
-
     def test_run_name_is_filled_in(self, saved, tmp_path):
         """The path may contain the run's name."""
         state = make_state(1, callbacks=LoadCheckpoint(tmp_path / "{run_name}", load_weights_only=True))
@@ -77,8 +64,3 @@ class TestLoadCheckpoint:
         """A path without a checkpoint raises."""
         with pytest.raises(CheckpointError, match="no/such/run does not exist"):
             Engine(make_state(0, callbacks=LoadCheckpoint("no/such/run"))).run_event("before_load")
-
-    def test_events_of_the_training_raise(self):
-        """Loading at an event of the training raises."""
-        with pytest.raises(ValueError, match="event must be one before training"):
-            LoadCheckpoint("runs/first", event="batch_end")

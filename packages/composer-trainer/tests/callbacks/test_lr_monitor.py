@@ -33,13 +33,6 @@ class TestLRMonitor:
 
         assert logged(torch.optim.SGD(groups, lr=0.1)) == {"lr-SGD/group0": 0.1, "lr-SGD/group1": 0.01}
 
-    def test_optimizers_of_one_class_are_numbered(self):
-        """Two optimizers of one class have different names."""
-        optimizers = [torch.optim.SGD([parameter()], lr=0.1), torch.optim.Adam([parameter()], lr=0.2)]
-        optimizers += [torch.optim.SGD([parameter()], lr=0.3)]
-
-        assert logged(*optimizers) == {"lr-SGD/group0": 0.1, "lr-Adam/group0": 0.2, "lr-SGD.1/group0": 0.3}
-
     def test_names_of_decoupled_optimizers(self):
         """Dashboards depend on these names."""
         optimizers = [DecoupledSGDW([parameter()], lr=0.1), DecoupledAdamW([parameter()], lr=0.2)]
@@ -63,18 +56,6 @@ class TestLRMonitor:
         rate.fill_(0.25)
 
         assert values == {"lr-SGD/group0": 0.5}
-
-    def test_no_work_without_loggers(self):
-        """Without loggers the names are not computed."""
-        state = State(model=None, optimizers=torch.optim.SGD([parameter()], lr=0.1))
-        state.optimizers[0].param_groups = None
-
-        monitor = LRMonitor()
-        before = dict(vars(monitor))
-
-        monitor.batch_start(state, Logger(state))
-
-        assert vars(monitor) == before
 
     @pytest.mark.parametrize("duration", ["4ba", "2ep"])
     def test_logged_rate_is_the_one_used(self, duration):

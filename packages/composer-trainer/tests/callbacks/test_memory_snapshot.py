@@ -8,17 +8,7 @@ import torch
 from torch import nn
 
 from composer.callbacks import MemorySnapshot, OOMObserver, memory_snapshot
-from composer.callbacks.memory_snapshot import write_snapshot
-from composer.core import Engine, Logger, LoggerDestination, State, Timestamp
 from fixtures import make_network, small_run, vector_batches
-
-
-class Uploads(LoggerDestination):
-    def __init__(self):
-        self.files = []
-
-    def upload_file(self, state, remote_file_name, file_path, *, overwrite=False):
-        self.files.append((remote_file_name, file_path.name, overwrite))
 
 
 class OutOfMemory(nn.Module):
@@ -80,15 +70,6 @@ class TestMemorySnapshot:
         assert history == [100000, None]
         assert not list(tmp_path.iterdir())
 
-    def test_once_in_each_fit(self, history, tmp_path):
-        """Each fit is recorded."""
-        with make_run(MemorySnapshot(skip_batches=1, interval="1ba", folder=str(tmp_path))) as trainer:
-            trainer.fit(duration="3ba")
-            trainer.fit(duration="3ba")
-
-        assert history == [100000, None] * 2
-        assert {path.name.split(".")[1] for path in tmp_path.iterdir()} == {"2", "5"}
-
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -135,22 +116,6 @@ class TestOOMObserver:
         assert history == [9, None]
         assert (tmp_path / "rank0_oom.pickle").read_text() == "snapshot"
 
-    @pytest.mark.parametrize("error", [None, ZeroDivisionError])
-    def test_does_not_write_otherwise(self, history, tmp_path, error):
-        """A run that succeeds or fails with another error writes no file."""
-        network = make_network()
-        trainer = make_run(OOMObserver(folder=str(tmp_path)), network)
-        if error is not None:
-            network.register_forward_pre_hook(lambda *_: 1 / 0)
-            with pytest.raises(error):
-                trainer.fit()
-        else:
-            trainer.fit()
-            trainer.close()
-
-        assert history == [100000, None]
-        assert not list(tmp_path.iterdir())
-
     def test_records_beside_a_snapshot(self, history, tmp_path):
         """The end of a snapshot does not end the recording of the observer, as the allocator has one history."""
         snapshot = MemorySnapshot(skip_batches=0, interval="1ba", max_entries=5, folder=str(tmp_path))
@@ -163,11 +128,6 @@ class TestOOMObserver:
         assert history == [9, 9, 9, None]
         assert len(list(tmp_path.iterdir())) == 2
 
-    def test_bad_name(self):
-        """An unknown placeholder raises at construction."""
-        with pytest.raises(ValueError, match="nothing else in braces"):
-            OOMObserver(folder="{place}")
-
     @pytest.mark.gpu
     def test_on_a_gpu(self, tmp_path):
         """Running out of memory writes a file with the allocations."""
@@ -178,49 +138,3 @@ class TestOOMObserver:
             trainer.fit()
 
         assert pickle.loads((tmp_path / "rank0_oom.pickle").read_bytes())["device_traces"][0]
-
-
-class TestWriteSnapshot:
-    @pytest.fixture
-    def run(self, history):
-        """Return a state and a logger."""
-        state, uploads = State(model=None, run_name="run"), Uploads()
-        state.timestamp = Timestamp(batch=12)
-        return state, Engine(state, Logger(state, uploads)).logger, uploads
-
-    def test_names_are_filled_in(self, run, tmp_path):
-        """Folder, file and remote name contain run, process and batch."""
-        state, logger, uploads = run
-
-        names = MemorySnapshot(
-            folder=f"{tmp_path}/{{run_name}}",
-            filename="rank{rank}.{batch}",
-            remote_file_name="{run_name}/x",
-            overwrite=True,
-        )
-        path = write_snapshot(names, state, logger)
-
-        assert path == tmp_path / "run/rank0.12.pickle"
-        assert path.read_text() == "snapshot"
-        assert [one.name for one in path.parent.iterdir()] == ["rank0.12.pickle"]
-        assert uploads.files == [("run/x.pickle", "rank0.12.pickle", True)]
-
-    def test_no_remote_name(self, run, tmp_path):
-        """Without a remote name, no file is uploaded."""
-        state, logger, uploads = run
-
-        write_snapshot(OOMObserver(folder=str(tmp_path), filename="file", remote_file_name=None), state, logger)
-
-        assert uploads.files == []
-
-    def test_existing_file(self, run, tmp_path):
-        """It is overwritten only with overwrite=True."""
-        state, logger, _ = run
-        (tmp_path / "file.pickle").write_text("former")
-
-        with pytest.raises(FileExistsError, match="overwrite=True"):
-            write_snapshot(OOMObserver(folder=str(tmp_path), filename="file", remote_file_name=None), state, logger)
-        former = (tmp_path / "file.pickle").read_text()
-        write_snapshot(OOMObserver(folder=str(tmp_path), filename="file", overwrite=True), state, logger)
-
-        assert (former, (tmp_path / "file.pickle").read_text()) == ("former", "snapshot")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from composer.algorithms import SAM, GradientClipping
 from composer.callbacks import OptimizerMonitor
@@ -105,16 +104,6 @@ class TestOptimizerMonitor:
             assert logged["batch"] == [2, 4]
             assert logged[name] == pytest.approx([float(expected_of(witness.steps[step])[name]) for step in (1, 3)])
 
-    def test_gradients_only(self):
-        """Without optimizer metrics only gradients are logged, and weights are not copied."""
-        model = make_classifier(train_metrics=[])
-        monitor = OptimizerMonitor(log_optimizer_metrics=False, batch_log_interval=1)
-
-        history = fit(model, OPTIMIZERS["adam"](model.parameters()), monitor)
-
-        names = {name for name, _ in model.named_parameters()}
-        assert set(monitored(history)) == {"l2_norm/grad/global", *(f"l2_norm/grad/{name}" for name in names)}
-
     def test_gradients_are_those_after_clipping(self):
         """The gradients are those that the optimizers use."""
         model = make_classifier(train_metrics=[])
@@ -167,54 +156,6 @@ class TestOptimizerMonitor:
         fit(monitored, OPTIMIZERS["adamw"](monitored.parameters()), OptimizerMonitor(batch_log_interval=1))
 
         assert torch.equal(weights(alone), weights(monitored))
-
-    def test_frozen_and_sparse_parameters_are_excluded(self):
-        """Parameters without a dense gradient are not measured."""
-
-        class Embeddings(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.embedding = nn.Embedding(5, 4, sparse=True)
-                self.frozen = nn.Linear(4, 4).requires_grad_(requires_grad=False)
-                self.head = nn.Linear(4, 3)
-
-            def forward(self, batch):
-                return self.head(self.frozen(self.embedding(batch)))
-
-        model = make_classifier(Embeddings(), train_metrics=[])
-        batches = [(torch.tensor([0, 1, 4]), torch.tensor([0, 1, 2]))]
-
-        history = fit(
-            model,
-            OPTIMIZERS["sgd"](model.parameters()),
-            OptimizerMonitor(batch_log_interval=1),
-            train_dataloader=batches,
-            max_duration="1ba",
-        )
-
-        measured = {name.removeprefix("l2_norm/grad/") for name in history.data if name.startswith("l2_norm/grad/")}
-        assert measured == {"global", "module.head.weight", "module.head.bias"}
-
-    def test_low_precision_weights(self):
-        """Norms of 16-bit weights are computed in 32 bits."""
-        model = make_classifier(train_metrics=[]).to(torch.bfloat16)
-        batches = [(inputs.bfloat16(), targets) for inputs, targets in vector_batches(4, size=6)]
-        witness = Witness()
-
-        history = fit(
-            model,
-            OPTIMIZERS["sgd"](model.parameters()),
-            [OptimizerMonitor(batch_log_interval=1), witness],
-            train_dataloader=batches,
-        )
-
-        name = "l2_norm/param/module.0.weight"
-        assert float(history.data[name][0][1]) == pytest.approx(expected_of(witness.steps[0])[name], rel=1e-5)
-
-    def test_bad_interval(self):
-        """An interval below one batch raises."""
-        with pytest.raises(ValueError, match="batch_log_interval"):
-            OptimizerMonitor(batch_log_interval=0)
 
 
 PROCESS = """

@@ -62,15 +62,6 @@ class TestRuntimeEstimator:
 
         assert loop.values == pytest.approx([2.0 * (19 - place) for place in range(20)])
 
-    def test_uses_the_average(self, clock):
-        """A slow batch slightly increases the estimate."""
-        loop = Loop(clock, RuntimeEstimator(**SECONDS), "10ba")
-
-        loop.batch(1.0)
-        loop.batch(3.0)
-
-        assert loop.values == [9.0, 2.0 * 8]
-
     @pytest.mark.parametrize("skip", [1, 3])
     def test_first_batches_are_skipped(self, clock, skip):
         """Skipped batches are not measured, and nothing is logged before the first measurement."""
@@ -80,34 +71,6 @@ class TestRuntimeEstimator:
             loop.batch(seconds)
 
         assert loop.values == [20.0 - skip - 1, 20.0 - skip - 2]
-
-    @pytest.mark.parametrize(("length", "evaluations"), [("4ep", [3, 2, 1, 0]), ("19ba", [3, 2, 1])])
-    def test_remaining_evaluations_are_included(self, clock, length, evaluations):
-        """After the first evaluation, remaining ones are included, also one at the end."""
-        loop = Loop(clock, RuntimeEstimator(**SECONDS), length)
-        total = 20 if length == "4ep" else 19
-
-        for number in range(1, total + 1):
-            loop.batch(2.0)
-            if number % 5 == 0:
-                loop.evaluation(7.0)
-
-        expected = [2.0 * (total - number) + (7.0 * evaluations[(number - 1) // 5 - 1] if number > 5 else 0.0)
-                    for number in range(1, total + 1)]  # fmt: skip
-        assert loop.values == pytest.approx(expected)
-
-    def test_several_evaluators(self, clock):
-        """Each evaluator has its own time and interval."""
-        loop = Loop(clock, RuntimeEstimator(**SECONDS), "12ba")
-        for number in range(1, 7):
-            loop.batch(1.0)
-            if number % 2 == 0:
-                loop.evaluation(10.0, "often")
-            if number % 6 == 0:
-                loop.evaluation(100.0, "seldom")
-        loop.batch(1.0)
-
-        assert loop.values[-1] == pytest.approx(5 * 1.0 + 3 * 10.0 + 1 * 100.0)
 
     @given(st.integers(1, 30), st.integers(1, 30))
     @settings(deadline=None)
@@ -127,27 +90,6 @@ class TestRuntimeEstimator:
             for number, when, remaining in estimates:
                 if number > every:
                     assert when + remaining == pytest.approx(clock.now)
-
-    @pytest.mark.parametrize("max_duration", ["4ep", "4iter"])
-    def test_epochs_of_unknown_length(self, clock, max_duration):
-        """The length is known after the first epoch."""
-        loop = Loop(clock, RuntimeEstimator(**SECONDS), max_duration, length=None)
-
-        for _ in range(12):
-            loop.batch(1.0)
-
-        assert loop.values == pytest.approx([20.0 - number for number in range(6, 13)])
-
-    def test_standalone_evaluations_are_excluded(self, clock):
-        """A standalone evaluation does not affect the estimate of later ones."""
-        loop = Loop(clock, RuntimeEstimator(**SECONDS), "10ba")
-        loop.batch(1.0)
-        loop.engine.run_event("fit_end")
-        loop.evaluation(50.0)
-        loop.engine.run_event("fit_start")
-        loop.batch(1.0)
-
-        assert loop.values[-1] == 8.0
 
     @pytest.mark.parametrize(("unit", "expected"), [("minutes", 60.0), ("hours", 1.0), ("days", 1 / 24)])
     def test_time_units(self, clock, unit, expected):

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -120,19 +119,6 @@ class TestFolder:
         make_run(SavePretrained(tmp_path), model).fit()
 
         assert order == ["gathered", f"Saving the model to {tmp_path}", f"{len(list(tmp_path.iterdir()))} files"]
-
-    def test_an_overridden_save(self, tmp_path):
-        """A subclass that saves in its own way is saved in this way."""
-
-        class Noted(HuggingFaceModel):
-            def save_pretrained(self, save_directory):
-                super().save_pretrained(save_directory)
-                (Path(save_directory) / "note.txt").write_text("mine")
-
-        model = make_model()
-        make_run(SavePretrained(tmp_path), Noted(model.model, model.tokenizer)).fit()
-
-        assert (tmp_path / "note.txt").read_text() == "mine"
 
 
 class TestErrors:
@@ -328,25 +314,4 @@ class TestInterruption:
             "same program again to continue."
         )
         make_run(SavePretrained(tmp_path / "model", 0), **runs).fit()
-        assert (tmp_path / "model").exists()
-
-    def test_without_autoresume(self, tmp_path, caplog):
-        """The log states how to continue, or what is missing for that."""
-        for options in ({}, {"save_folder": str(tmp_path)}):
-            with pytest.raises(SystemExit):
-                make_run(Interrupt(2), **options).fit()
-
-        first, second = (one.getMessage() for one in caplog.records if "The training was" in one.getMessage())
-        assert "save_folder, run_name and autoresume=True" in first
-        assert second.endswith(f"start the program with load_path='{tmp_path}/ep0-ba2'.")
-
-    def test_end_by_a_callback(self, tmp_path):
-        """A training that a callback ends is complete."""
-
-        class Stop(Callback):
-            def batch_end(self, state, logger):
-                state.stop_training("good enough")
-
-        make_run([SavePretrained(tmp_path / "model", 0), Stop()]).fit()
-
         assert (tmp_path / "model").exists()

@@ -9,8 +9,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from composer.callbacks import EarlyStopper, ThresholdStopper
-from composer.core import Engine, Evaluator, State, Time, Timestamp
-from composer.core.saving.components import settings_to_data
+from composer.core import Evaluator, Time
 from composer.models import ComposerModel
 from fixtures import small_run
 
@@ -127,10 +126,6 @@ class TestEarlyStopper:
         assert (stopper.dataloader_label, stopper.monitor) == ("eval", "Score/right")
         assert batches(make(stopper, evaluation=[1, 1, 1], parts=("left", "right"))) == 5 * 3
 
-    def test_label_in_both(self):
-        """The name of the metric may have its label although the label is given, too."""
-        assert EarlyStopper("eval/Score/right", "eval").monitored_metric == "metrics/eval/Score/right"
-
     def test_training_metric(self):
         """With the training label, the metric is checked after each epoch."""
         stopper = EarlyStopper("Score", "train")
@@ -147,51 +142,11 @@ class TestEarlyStopper:
 
         assert batches(trainer) == 5 * 3
 
-    def test_data_of_another_evaluation(self):
-        """A label that only ``trainer.eval`` has evaluated raises when training starts, as nothing would end it."""
-        data = [torch.ones(4, 2)]
-        evaluated = Evaluator(label="eval", dataloader=data)
-        trainer = make(EarlyStopper("Score", "alone"), evaluation=[1, 2], eval_dataloader=evaluated)
-        trainer.eval(Evaluator(label="alone", dataloader=data))
-
-        with pytest.raises(ValueError, match=r"monitor must be one of \['eval/Score'\], got 'alone/Score'"):
-            trainer.fit()
-
-    def test_values_by_name_only(self):
-        """A custom loop may set the values of its only evaluation by metric name."""
-        stopper = EarlyStopper("Score", "eval")
-        state = State(nn.Linear(1, 1), max_duration="3ep", callbacks=stopper)
-        state.eval_metrics = {"eval": {"Score": Score([])}}
-        engine = Engine(state)
-        engine.run_event("fit_start")
-        state.set_dataloader([1], "eval")
-        state.eval_metric_values = {"Score": torch.tensor(0.5)}
-
-        engine.run_event("eval_end")
-
-        assert stopper.best == 0.5
-
     def test_within_an_epoch(self):
         """An evaluation within an epoch stops the training there."""
         stopper = EarlyStopper("Score", "eval", patience="3ba")
 
         assert batches(make(stopper, evaluation=[5, 4, 3, 2, 1], eval_interval="2ba")) == 6
-
-    def test_part_of_a_metric(self):
-        """One value of a metric with several is selected by name."""
-        stopper = EarlyStopper("Score/right", "eval")
-
-        assert batches(make(stopper, evaluation=[1, 1, 1], parts=("left", "right"))) == 5 * 3
-
-    def test_standalone_evaluations_are_ignored(self):
-        """A standalone evaluation neither sets the best value nor stops the training."""
-        stopper = EarlyStopper("Score", "eval")
-        trainer = make(stopper, evaluation=[100, 1, 2, 3, 4], max_duration="3ep")
-        trainer.eval()
-
-        assert stopper.best is None
-        assert batches(trainer) == 5 * 3
-        assert stopper.best == 3.0
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -213,30 +168,6 @@ class TestEarlyStopper:
 
         assert trainer.state.timestamp.batch == 0
 
-    def test_no_evaluator(self):
-        """The error states first that nothing is evaluated, before the metrics of the training."""
-        message = (
-            "EarlyStopper: there is no evaluator labelled 'eval': pass eval_dataloader= (an Evaluator for a "
-            "label other than 'eval'), or monitor 'train/...'. monitor must be one of ['train/Score'], "
-        )
-
-        with pytest.raises(ValueError, match="^" + re.escape(message)):
-            make(EarlyStopper("Score", "eval"), train=[1]).fit()
-
-    def test_unknown_part(self):
-        """The parts are known once the metric was computed."""
-        trainer = make(EarlyStopper("Score/wrong", "eval"), evaluation=[1], parts=("left", "right"))
-
-        with pytest.raises(ValueError, match=r"\['eval/Score/left', 'eval/Score/right'\], got 'eval/Score/wrong'"):
-            trainer.fit()
-
-    def test_metric_with_several_values(self):
-        """A metric with several values cannot be compared."""
-        stopper = EarlyStopper("Score", "eval")
-
-        with pytest.raises(ValueError, match=r"'Score' must be a single number, got a tensor of shape \(2,\)"):
-            stopper.look(State(model=None), {"Score": torch.ones(2)})
-
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -250,18 +181,6 @@ class TestEarlyStopper:
         """Invalid arguments raise at construction with their names."""
         with pytest.raises(ValueError, match=message):
             EarlyStopper("Score", "eval", **options)
-
-    def test_bad_patience(self):
-        """Half an epoch is not a valid patience."""
-        with pytest.raises(TypeError, match=r"patience must be .*got 0\.5"):
-            EarlyStopper("Score", "eval", patience=0.5)
-
-    def test_settings_are_data(self):
-        """Settings are saved with a run; functions are described."""
-        settings = settings_to_data(EarlyStopper("Score", "eval", comp=torch.less, patience="3ep"))
-
-        assert settings["patience"] == "3ep"
-        assert settings["comp"].keys() == {"unsaved"}
 
 
 def resumed(stopper, saved, **options):
@@ -322,16 +241,6 @@ class TestResume:
 
         assert batches(second) == 5 * 3
 
-    def test_saved_within_an_epoch(self):
-        """Saved within an epoch after the patience is over, it waits for the next evaluation."""
-        first = make(EarlyStopper("Score", "eval", patience="2ba"), evaluation=[1])
-        first.state.callbacks[0].judge(1.0, first.state)
-        first.state.timestamp = Timestamp(batch=4, batch_in_epoch=4)
-
-        second = resumed(EarlyStopper("Score", "eval", patience="2ba"), first.state.state_dict(), evaluation=[2])
-
-        assert second.state.max_duration == "10ep"
-
 
 class TestThresholdStopper:
     @pytest.mark.parametrize(
@@ -358,24 +267,3 @@ class TestThresholdStopper:
         stopper = ThresholdStopper(monitor, "train", 2.5, stop_on_batch=True)
 
         assert batches(make(stopper, train=[1, 2, 3, 4], parts=parts)) == 3
-
-    def test_batches_are_not_checked_by_default(self):
-        """Batches are checked only with stop_on_batch=True."""
-        trainer = make(ThresholdStopper("Score", "train", 0.5), train=[1])
-        trainer.fit()
-
-        assert trainer.state.timestamp.batch == 5
-        assert trainer.state.train_metrics["Score"].reads == 1
-
-    def test_stop_on_batch_requires_a_training_metric(self):
-        """An evaluator cannot be checked after each training batch."""
-        trainer = make(ThresholdStopper("Score", "eval", 1, stop_on_batch=True), evaluation=[1])
-
-        with pytest.raises(ValueError, match=r"stop_on_batch=True reads training metrics, and 'eval' is an eval"):
-            trainer.fit()
-
-    @pytest.mark.parametrize("threshold", [math.nan, math.inf, "high", True])
-    def test_bad_threshold(self, threshold):
-        """The threshold must be a number."""
-        with pytest.raises(ValueError, match="threshold must be a finite number"):
-            ThresholdStopper("Score", "eval", threshold)

@@ -74,16 +74,6 @@ def test_progress_bar(capture, lines):
     assert lines == ["half", "done"]
 
 
-def test_memory_does_not_grow_with_a_bar(capture):
-    """Only the last state of a redrawn line is stored."""
-    captured = capture()
-
-    for number in range(1000):
-        sys.stdout.write(f"\r{number}%")
-
-    assert captured._line == "\r999%"
-
-
 def test_replaced_stream_is_preserved(capture):
     """A stream that other code has set is not replaced."""
     captured = capture()
@@ -92,45 +82,3 @@ def test_replaced_stream_is_preserved(capture):
         captured.remove()
 
         assert sys.stdout is other
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_two_captures(screen, order):
-    """Two captures can be removed in any order."""
-    received = [[], []]
-    both = [CapturedStream("stdout", received[number].append) for number in range(2)]
-    with contextlib.redirect_stdout(screen):
-        for one in both:
-            one.install()
-        print("both")
-
-        both[order[0]].remove()
-        print("one")
-        both[order[1]].remove()
-
-        assert sys.stdout is screen
-    assert received[order[0]] == ["both"]
-    assert received[order[1]] == ["both", "one"]
-    assert screen.getvalue() == "both\none\n"
-
-
-def test_attributes_of_the_stream(capture, screen):
-    """Attributes and flush are passed to the stream."""
-    capture()
-
-    sys.stdout.flush()
-
-    assert sys.stdout.isatty() is screen.isatty()
-    with pytest.raises(io.UnsupportedOperation):
-        sys.stdout.fileno()
-
-
-def test_missing_stream(lines):
-    """Without a stream none is set."""
-    stream = CapturedStream("stdout", lines.append)
-    with contextlib.redirect_stdout(None):
-        stream.install()
-        assert sys.stdout is None
-        stream.remove()
-
-        assert sys.stdout is None

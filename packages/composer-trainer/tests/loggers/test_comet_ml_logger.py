@@ -5,9 +5,6 @@ import zipfile
 
 import pytest
 
-from composer.core import Logger, State
-from composer.loggers import CometMLLogger
-
 PROGRAM = """
 import logging
 import torch
@@ -102,14 +99,6 @@ def test_images_and_tables(archives):
     assert {"pair_0", "pair_1", "best_10.csv"} <= names
 
 
-def test_interval(archives):
-    """With an interval only the last values are logged; an error loses nothing."""
-    _, payloads, about = archives[1]
-
-    assert [step for step, _ in metrics(payloads, "loss/train/total")] == [4]
-    assert about["tags"] == ["failed"]
-
-
 def test_resume(facts, archives):
     """With the state of an earlier run, a later one uses the same experiment."""
     assert facts["key"] == facts["later"]
@@ -123,19 +112,3 @@ def test_resume(facts, archives):
 def test_a_checkpoint_does_not_choose_the_experiment(facts):
     """The key of an experiment of another name, workspace or project is not used."""
     assert facts["other"] != facts["key"]
-
-
-def test_import_is_lazy(facts):
-    """Comet patches other libraries when imported: neither this package nor creating a logger imports it."""
-    assert facts["loaded_late"]
-
-
-def test_rank_zero_only():
-    """Other processes create no experiment."""
-    logger, state = CometMLLogger(), State(model=None, rank=1)
-    logger.init(state, Logger(state, logger))
-
-    logger.after_load(state, Logger(state))
-
-    assert logger.experiment is None
-    assert logger.state_dict() == {}

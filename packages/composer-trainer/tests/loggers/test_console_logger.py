@@ -1,15 +1,11 @@
 """Metrics as lines of text."""
 
 import io
-import sys
 
 import pytest
-import torch
 from tqdm import tqdm
 
-from composer.core import Event, Trace
 from composer.loggers import ConsoleLogger
-from fixtures import small_run, vector_batches
 
 
 def printed(stream):
@@ -54,23 +50,6 @@ class TestConsoleLogger:
         assert "\t Train metrics/\\x1b[2J: 0.5000" in printed(stream)
         assert not {"\x1b", "\a"} & {*stream.getvalue()}
 
-    def test_training_metrics_of_an_epoch(self, make_loop):
-        """Metrics are printed when the epoch ends, at its last batch; other values wait for the interval."""
-        stream = io.StringIO()
-        loop = make_loop(ConsoleLogger("100ba", stream))
-        loop.engine.on("batch_end", lambda state, logger: logger.log_metrics({"metrics/train/Accuracy": 0.5}))
-
-        loop.fit()
-
-        assert headings(stream) == [
-            "[epoch=1][batch=1/3]:",
-            "[epoch=1][batch=3/3]:",
-            "[epoch=2][batch=3/3]:",
-            "[epoch=2][batch=3/3]:",
-        ]
-        assert printed(stream).count("\t Train metrics/train/Accuracy: 0.5000") == 3
-        assert printed(stream)[-2:] == ["\t Train loss/train/total: 5.0000", "\t Train time/batch: 5"]
-
     def test_every_batch_by_default(self, make_loop):
         """The default interval is one batch."""
         stream = io.StringIO()
@@ -88,24 +67,6 @@ class TestConsoleLogger:
 
         assert headings(stream) == [f"[epoch={epoch}][batch=3/3]:" for epoch in epochs]
 
-    def test_fraction_of_a_training_in_epochs(self, make_loop):
-        """A sixth of two epochs of three batches is a batch."""
-        stream = io.StringIO()
-
-        make_loop(ConsoleLogger(f"{1 / 6}dur", stream)).fit()
-
-        assert len(headings(stream)) == 6
-
-    def test_interval_in_iterations(self):
-        """With iterations of two epochs, a line is printed at the end of each, with the last batch's values."""
-        stream = io.StringIO()
-        options = {"train_dataloader": vector_batches(3), "max_duration": "2iter"}
-        with small_run(loggers=ConsoleLogger("1iter", stream), **options) as trainer:
-            trainer.state.iteration_length = "2ep"
-            trainer.fit()
-
-        assert headings(stream) == ["[epoch=2][batch=3/3]:", "[epoch=4][batch=3/3]:"]
-
     def test_total_batches(self, make_loop):
         """If the training's length is in batches, batches are counted from the start."""
         stream = io.StringIO()
@@ -113,16 +74,6 @@ class TestConsoleLogger:
         make_loop(ConsoleLogger("0.5dur", stream), max_duration="6ba").fit()
 
         assert headings(stream) == [f"[batch={batch}/6]:" for batch in (1, 3, 6)]
-
-    def test_values_after_the_last_lines(self, make_loop):
-        """What is logged between the last batch and the end of the training is not printed as a second place."""
-        stream = io.StringIO()
-        loop = make_loop(ConsoleLogger(stream=stream))
-        loop.engine.on("fit_end", lambda state, logger: logger.log_metrics({"time/total": 1.0}))
-
-        loop.fit()
-
-        assert headings(stream)[-2:] == ["[epoch=2][batch=2/3]:", "[epoch=2][batch=3/3]:"]
 
     def test_evaluation(self, make_loop):
         """The results of an evaluation are printed when it ends, without values of the training."""
@@ -160,29 +111,6 @@ class TestConsoleLogger:
         assert len(ends) <= 11
         assert ends == shown
 
-    def test_remaining_values_are_printed_at_the_end(self, make_loop):
-        """Values logged after the last interval are printed at the end of training."""
-        stream = io.StringIO()
-
-        make_loop(ConsoleLogger("100ba", stream), max_duration="3ba").fit(epochs=1)
-
-        assert printed(stream)[3:] == [
-            "[batch=3/3]:",
-            "\t Train loss/train/total: 2.0000",
-            "\t Train time/batch: 2",
-        ]
-
-    def test_values_are_read_when_printed(self, make_loop, unread):
-        """Device values are read when printed, all of a line together."""
-        loop = make_loop(ConsoleLogger("4ba", io.StringIO()))
-        reads = []
-
-        for number in range(4):
-            loop.batch(slow=unread(number), slower=unread(number))
-            reads.append(unread.counter.reads)
-
-        assert reads == [1, 1, 1, 2]
-
     @pytest.mark.parametrize(
         ("value", "text"),
         [
@@ -204,20 +132,6 @@ class TestConsoleLogger:
         make_loop(ConsoleLogger(stream=stream)).batch(value=value)
 
         assert printed(stream)[-1] == f"\t Train value: {text}"
-
-    def test_tensor_values(self, make_loop):
-        """A metric with several values is printed."""
-        stream = io.StringIO()
-
-        make_loop(ConsoleLogger(stream=stream)).batch(per_class=torch.tensor([0.5, 1.0]))
-
-        assert printed(stream)[-1] == "\t Train per_class: [0.5000, 1.0000]"
-
-    def test_replaced_streams(self, make_loop, capsys):
-        """Standard streams that are replaced after construction are used."""
-        make_loop(ConsoleLogger(stream="stdout")).batch()
-
-        assert capsys.readouterr().out.startswith("[epoch=1][batch=1/3]:\n")
 
     def test_rank_zero_only(self, make_loop):
         """Other processes print nothing."""
@@ -244,25 +158,6 @@ class TestConsoleLogger:
         frame = "*" * 30
         assert printed(stream) == [frame, "Config:", "BlurPool/min_channels: 16", "lr: 0.1", "seed: 17", "", frame]
 
-    def test_tables(self, make_loop):
-        """Tables are columns."""
-        stream = io.StringIO()
-
-        make_loop(ConsoleLogger(stream=stream)).logger.log_table(["id", "score"], [[1000, 0.5]], name="best")
-
-        assert printed(stream) == ["best:", "id    score", "1000  0.5"]
-
-    def test_log_traces(self, make_loop):
-        """Traces are printed with log_traces=True only."""
-        silent, stream = io.StringIO(), io.StringIO()
-        loop = make_loop(ConsoleLogger(stream=silent), ConsoleLogger(stream=stream, log_traces=True))
-
-        loop.logger.log_traces({"algorithm_traces/EMA/batch_end": Trace("EMA", Event.BATCH_END, run=True)})
-        loop.batch()
-
-        assert "\t Train algorithm_traces/EMA/batch_end: ran" in stream.getvalue()
-        assert "EMA" not in silent.getvalue()
-
     def test_progress_bar(self, make_loop):
         """A line does not overlap a progress bar."""
         stream = io.StringIO()
@@ -272,22 +167,6 @@ class TestConsoleLogger:
             loop.batch()
 
         assert "\r[epoch=1][batch=1/3]:\n\t Train loss/train/total: 0.0000\n" in stream.getvalue()
-
-    def test_file_is_flushed(self, make_loop, tmp_path):
-        """Lines are flushed to a file, also if tqdm prints them."""
-        with (tmp_path / "lines.txt").open("w") as file:
-            make_loop(ConsoleLogger(stream=file)).batch()
-
-            assert (tmp_path / "lines.txt").read_text().startswith("[epoch=1][batch=1/3]:\n")
-
-    def test_without_tqdm(self, make_loop, monkeypatch):
-        """If tqdm is not imported, lines are printed directly."""
-        monkeypatch.delitem(sys.modules, "tqdm")
-        stream = io.StringIO()
-
-        make_loop(ConsoleLogger(stream=stream)).batch()
-
-        assert headings(stream) == ["[epoch=1][batch=1/3]:"]
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from unittest import mock
@@ -101,17 +100,6 @@ class TestFileLogger:
 
         assert lines(tmp_path / "blur" / "logs-rank0.txt") == []
 
-    def test_path_is_absolute(self, make_loop, tmp_path, monkeypatch):
-        """Changing the working directory during a run does not change the file."""
-        monkeypatch.chdir(tmp_path)
-        loop = make_loop(FileLogger("log.txt"))
-        (tmp_path / "elsewhere").mkdir()
-        monkeypatch.chdir(tmp_path / "elsewhere")
-
-        loop.fit()
-
-        assert len(lines(tmp_path / "log.txt")) == 6
-
     def test_existing_file_raises(self, make_loop, tmp_path):
         """Nothing that was measured is written over by accident."""
         path = tmp_path / "log.txt"
@@ -139,17 +127,6 @@ class TestFileLogger:
         make_loop(FileLogger(str(tmp_path / "log.txt"), overwrite=True)).fit()
 
         assert len(lines(tmp_path / "log.txt")) == 6
-
-    @pytest.mark.parametrize("name", ["{epoch}.txt", "{}.txt", "{run_name.txt"])
-    def test_unknown_placeholder_raises(self, name):
-        """An unknown placeholder raises at construction."""
-        with pytest.raises(ValueError, match=r"filename .*\{run_name\} and \{rank\}"):
-            FileLogger(name)
-
-    def test_zero_flush_interval_raises(self):
-        """The interval is at least one batch."""
-        with pytest.raises(ValueError, match=r"flush_interval must be at least 1, got 0\. It counts batches"):
-            FileLogger(flush_interval=0)
 
     def test_flush_interval(self, make_loop, tmp_path):
         """Lines are written after every flush_interval batches."""
@@ -248,14 +225,6 @@ class TestFileLogger:
         }
         assert (table["table"], table["columns"], table["rows"]) == ("best", ["id"], [[7]])
 
-    def test_log_traces_false(self, make_loop, tmp_path):
-        """With log_traces=False traces are not written."""
-        loop = make_loop(FileLogger(str(tmp_path / "log.txt"), log_traces=False))
-        loop.logger.log_traces({"a": Trace()})
-        loop.engine.close()
-
-        assert lines(tmp_path / "log.txt") == []
-
     def test_full_disk_does_not_end_the_run(self, make_loop, tmp_path):
         """A write failure is reported once; the run continues, and the file if possible."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=1))
@@ -273,34 +242,6 @@ class TestFileLogger:
         assert len(caught) == 1
         assert [json.loads(line)["batch"] for line in (tmp_path / "log.txt").read_text().splitlines()] == [3]
 
-    def test_lines_are_written_completely(self, make_loop, tmp_path, writes):
-        """Each write has complete lines; nothing is buffered in the process."""
-        make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=100)).fit()
-
-        assert len(writes.contents) == 7
-        assert all(content.endswith(b"\n") and content.count(b"\n") == 1 for content in writes.contents)
-        assert set(writes.buffering) == {0}
-
-    def test_incomplete_line_is_removed(self, make_loop, tmp_path, writes):
-        """If a disk has space for a part of a line only, the file ends with the line before."""
-        loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=2))
-        writes.room = 150
-
-        with pytest.warns(RuntimeWarning, match="no space left for a complete line"):
-            loop.fit(epochs=1)
-
-        assert [line["batch"] for line in lines(tmp_path / "log.txt")] == [0]
-
-    @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which files are open")
-    def test_no_file_stays_open(self, make_loop, tmp_path):
-        """A run that is never closed leaves no open file."""
-        loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
-        loop.fit()
-
-        opened = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-
-        assert tmp_path / "log.txt" not in opened
-
     def test_every(self, make_loop, tmp_path):
         """With an interval the latest values are written with their batch, also after an error."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), every="4ba"))
@@ -308,23 +249,6 @@ class TestFileLogger:
         loop.engine.close()
 
         assert [line["batch"] for line in lines(tmp_path / "log.txt")] == [3, 5]
-
-    @pytest.mark.parametrize(("size", "writes_made"), [(0, 7), (1, 7), (150, 4), (10**6, 2)])
-    def test_buffer_size(self, make_loop, tmp_path, writes, size, writes_made):
-        """The given number of bytes is buffered; writes have complete lines."""
-        loop = make_loop(FileLogger(str(tmp_path / "log.txt"), buffer_size=size))
-        [loop.batch() for _ in range(6)]
-
-        loop.engine.close()
-
-        assert len(writes.contents) == writes_made
-        assert all(content.endswith(b"\n") for content in writes.contents)
-        assert len(lines(tmp_path / "log.txt")) == 6
-
-    def test_negative_buffer_size(self):
-        """A size must not be negative."""
-        with pytest.raises(ValueError, match=r"buffer_size must be at least 0, got -1\. It counts bytes"):
-            FileLogger(buffer_size=-1)
 
 
 class TestPrintedLines:
@@ -344,23 +268,6 @@ class TestPrintedLines:
         ]
         output = capsys.readouterr()
         assert (output.out, output.err) == ("to stdout\nafterwards\n", "to stderr\n")
-
-    def test_disabled(self, make_loop, tmp_path):
-        """With False the streams are not captured."""
-        streams = sys.stdout, sys.stderr
-
-        make_loop(FileLogger(str(tmp_path / "log.txt"), capture_stdout=False, capture_stderr=False))
-
-        assert (sys.stdout, sys.stderr) == streams
-
-    def test_streams_are_restored(self, make_loop, tmp_path):
-        """Closing restores the streams, here after the file could not be created."""
-        streams = sys.stdout, sys.stderr
-        (tmp_path / "log.txt").write_text("precious")
-
-        with pytest.raises(FileExistsError):
-            make_loop(FileLogger(str(tmp_path / "log.txt")))
-        assert (sys.stdout, sys.stderr) == streams
 
     def test_error_in_training(self, make_loop, tmp_path):
         """After an error the lines before it are in the file."""
@@ -382,34 +289,6 @@ class TestPrintedLines:
 
         drawn = [line["stderr"] for line in lines(tmp_path / "log.txt") if "stderr" in line]
         assert [line.split()[:2] for line in drawn] == [["epoch", "1/2,"], ["epoch", "2/2,"]]
-
-
-class TestRemoteFile:
-    def test_without_a_file_destination(self, make_loop, tmp_path):
-        """A remote name has no effect without a destination for files."""
-        with pytest.raises(ValueError, match=r"remote_file_name is 'a', but no logger of this run stores files"):
-            make_loop(FileLogger(str(tmp_path / "log.txt"), "a"))
-
-    def test_unknown_placeholder(self):
-        """Its placeholders are checked like the file's."""
-        with pytest.raises(ValueError, match=r"remote_file_name may have \{run_name\} and \{rank\}"):
-            FileLogger(remote_file_name="{epoch}")
-
-
-class TestSeveral:
-    def test_two_loggers_with_one_file(self, make_loop, tmp_path):
-        """Two loggers with one file raise."""
-        loggers = [FileLogger(str(tmp_path / "log.txt"), overwrite=True) for _ in range(2)]
-
-        with pytest.raises(ValueError, match=r"log\.txt', which another FileLogger of this run writes to"):
-            make_loop(*loggers)
-
-    def test_two_files(self, make_loop, tmp_path):
-        """Two files have the same lines."""
-        loop = make_loop(FileLogger(str(tmp_path / "a")), FileLogger(str(tmp_path / "b")))
-        loop.fit().engine.close()
-
-        assert lines(tmp_path / "a") == lines(tmp_path / "b") != []
 
 
 class TestResuming:
@@ -477,108 +356,9 @@ class TestResuming:
             "first_line": hashlib.sha256(first_line).hexdigest(),
         }
 
-    def test_file_of_another_run(self, make_loop, tmp_path):
-        """A resumed run does not truncate another run's log at its path."""
-        first = FileLogger(str(tmp_path / "log"))
-        make_loop(first, run_name="a").fit(epochs=1).engine.close()
-        saved = first.state_dict()
-        make_loop(FileLogger(str(tmp_path / "log"), overwrite=True), run_name="b").fit().engine.close()
-        before = (tmp_path / "log").read_bytes()
-
-        with pytest.raises(FileExistsError, match="which exists"):
-            resume(make_loop, FileLogger(str(tmp_path / "log")), state=saved, batch=3).fit()
-
-        assert (tmp_path / "log").read_bytes() == before
-
-    def test_copy_at_another_path(self, make_loop, tmp_path):
-        """A file with the same content at another path is not truncated, for a run of another name."""
-        first = FileLogger(str(tmp_path / "a"))
-        make_loop(first, run_name="a").fit(epochs=1).engine.close()
-        before = (tmp_path / "a").read_bytes()
-        (tmp_path / "b").write_bytes(before + before)
-
-        with pytest.raises(FileExistsError, match="which exists"):
-            resume(make_loop, FileLogger(str(tmp_path / "b")), state=first.state_dict(), batch=3, run_name="b").fit()
-
-        assert (tmp_path / "b").read_bytes() == before + before
-
-    def test_missing_file(self, make_loop, tmp_path):
-        """If the earlier file is missing, a new one is created."""
-        state = {"path": str(tmp_path / "a"), "size": 1000, "first_line": ""}
-
-        resume(make_loop, FileLogger(str(tmp_path / "a")), state=state).fit().engine.close()
-
-        assert len(lines(tmp_path / "a")) == 6
-
-    @pytest.mark.parametrize(("batch", "expected"), [(0, [*range(6)]), (2, [0, 1, *range(2, 8)])])
-    def test_without_a_saved_position(self, make_loop, tmp_path, batch, expected):
-        """A restart before the first checkpoint, or of a new process, truncates its file at its batch."""
-        first = make_loop(FileLogger(str(tmp_path / "a"), flush_interval=1), run_name="a")
-        [first.batch() for _ in range(4)]
-
-        resume(make_loop, FileLogger(str(tmp_path / "a")), batch=batch).fit().engine.close()
-
-        assert losses(tmp_path / "a") == expected
-
-    def test_moved_folder(self, make_loop, tmp_path):
-        """A file in another folder is recognized by the run's name in it."""
-        (tmp_path / "old").mkdir()
-        first = FileLogger(str(tmp_path / "old" / "log"))
-        make_loop(first, run_name="a").fit(epochs=1).engine.close()
-        saved = first.state_dict()
-        (tmp_path / "old").rename(tmp_path / "new")
-        later = FileLogger(str(tmp_path / "new" / "log"))
-
-        resume(make_loop, later, state=saved, batch=3).fit(epochs=1).engine.close()
-
-        assert losses(tmp_path / "new" / "log") == [*range(6)]
-
-    @pytest.mark.parametrize(
-        "content", ['{"epoch": 0, "batch": 0, "seconds": 0.0, "run_name": "other"}\n', "precious\n", "[]\n", "\xff"]
-    )
-    def test_restart_with_a_foreign_file(self, make_loop, tmp_path, content):
-        """A file of other content is preserved, also after a restart."""
-        (tmp_path / "a").write_text(content)
-
-        with pytest.raises(FileExistsError, match="overwrite=True"):
-            resume(make_loop, FileLogger(str(tmp_path / "a")))
-
-        assert (tmp_path / "a").read_text() == content
-
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-    def test_restart_with_a_pipe(self, make_loop, tmp_path):
-        """A pipe is not read on resume, which would block."""
-        os.mkfifo(tmp_path / "a")
-        pipe = os.open(tmp_path / "a", os.O_RDWR | os.O_NONBLOCK)
-        os.write(pipe, b'{"run_name": "a"}\n')
-
-        with pytest.raises(FileExistsError):
-            resume(make_loop, FileLogger(str(tmp_path / "a")))
-
-        assert os.read(pipe, 100) == b'{"run_name": "a"}\n'
-        os.close(pipe)
-
     def test_new_run_preserves_an_earlier_file(self, make_loop, tmp_path):
         """A new run does not change the file of an earlier one of its name."""
         make_loop(FileLogger(str(tmp_path / "a")), run_name="a").fit().engine.close()
 
         with pytest.raises(FileExistsError, match="overwrite=True"):
             make_loop(FileLogger(str(tmp_path / "a")), run_name="a")
-
-    def test_empty_file(self, make_loop, tmp_path):
-        """An empty file, as after a kill, is continued."""
-        (tmp_path / "a").touch()
-
-        resume(make_loop, FileLogger(str(tmp_path / "a"))).fit().engine.close()
-
-        assert losses(tmp_path / "a") == [*range(6)]
-
-    @pytest.mark.parametrize("state", [{}, {"path": 5, "size": 0}, {"size": 0}, {"path": "a", "size": -1}, {"a": 1}])
-    def test_invalid_state_raises(self, state):
-        """An invalid state raises."""
-        with pytest.raises(ValueError, match="FileLogger"):
-            FileLogger().check_state_dict(state)
-
-    def test_state_is_empty_before_the_first_write(self):
-        """A logger that has written nothing has no state."""
-        assert FileLogger().state_dict() == {}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from composer.core import Logger, State
 from composer.loggers import MLFlowLogger
 
 PROGRAM = """
@@ -135,10 +134,6 @@ class TestRun:
         assert [name for name in facts["history"] if name.startswith("time/")] == []
         assert "loss/train/total" not in facts["history"]
 
-    def test_invalid_metric_names(self, facts):
-        """Characters that MLflow does not allow become underscores."""
-        assert facts["renamed"] == [[3, 0.5]]
-
     def test_settings(self, facts):
         """Hyperparameters are parameters with flat names, except for ignored ones."""
         assert facts["parameters"]["max_duration"] == "2ep"
@@ -212,34 +207,9 @@ def test_a_checkpoint_does_not_choose_the_run(facts):
     assert len({facts["ids"][0], *facts["foreign"]}) == 3
 
 
-def test_download_without_a_run_raises():
-    """Without a run there are no files."""
-    with pytest.raises(RuntimeError, match="only after the run has started"):
-        MLFlowLogger().download_file("a", "b")
-
-
-def test_interval_out_of_range_raises():
-    """An interval is at least one step."""
-    with pytest.raises(
-        ValueError, match=r"log_duplicated_metric_every_n_steps must be at least 1, got 0\. It counts steps"
-    ):
-        MLFlowLogger(log_duplicated_metric_every_n_steps=0)
-
-
 def test_experiment_from_the_environment(monkeypatch):
     """The experiment's name is read from MLflow's variable."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
 
     assert MLFlowLogger().experiment_name == "theirs"
     assert MLFlowLogger("mine").experiment_name == "mine"
-
-
-def test_rank_zero_only():
-    """Other processes neither create a run nor import MLflow."""
-    logger, state = MLFlowLogger(), State(model=None, rank=1)
-    logger.init(state, Logger(state, logger))
-
-    logger.after_load(state, Logger(state))
-
-    assert logger.run_id is None
-    assert logger.state_dict() == {}

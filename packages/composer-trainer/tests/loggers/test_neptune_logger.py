@@ -4,9 +4,6 @@ import json
 
 import pytest
 
-from composer.core import Logger, State
-from composer.loggers import NeptuneLogger
-
 PROGRAM = """
 import logging
 import torch
@@ -107,16 +104,6 @@ def test_images_tables_and_files(operations):
     assert kinds["here", "files", "notes"].startswith("UploadFile")
 
 
-def test_files_are_not_uploaded_by_default(facts):
-    """Without upload_checkpoints nothing is uploaded."""
-    assert facts["uploads"] == [True, False]
-
-
-def test_interval(operations):
-    """With an interval only the last values are logged."""
-    assert [step for step, _ in floats(operations[1], "training", "metrics", "loss", "train", "total")] == [4]
-
-
 def test_resume(facts):
     """With the state of an earlier run a later one has its custom id."""
     assert facts["ids"][0] == facts["ids"][1] != {}
@@ -128,14 +115,3 @@ def test_a_checkpoint_does_not_choose_the_run(facts):
 
     assert other != facts["ids"][0]["custom_run_id"]
     assert own == "mine"
-
-
-def test_rank_zero_only():
-    """Other processes create no run."""
-    logger, state = NeptuneLogger(mode="offline"), State(model=None, rank=1)
-    logger.init(state, Logger(state, logger))
-
-    logger.after_load(state, Logger(state))
-
-    assert logger.run is None
-    assert logger.state_dict() == {}

@@ -1,27 +1,15 @@
 """One progress bar per fit."""
 
-import contextlib
-import fcntl
 import gc
 import io
-import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
-import threading
 import time
 import warnings
 
 import pytest
-import tqdm.std
 from torchmetrics import MeanSquaredError
 from torchmetrics.classification import BinaryAccuracy
 
-from composer.callbacks import EarlyStopper
-from composer.core import Timestamp, Trace
 from composer.loggers import ProgressBarLogger
 from composer.loggers import progress_bar_logger as module
 
@@ -128,30 +116,6 @@ class TestFitBar:
         # A loss of three digits has no room in 24 columns, and is not shown as one of two.
         assert columns > 24 or not any(re.search(r"5\d%, loss", text) for text in drawn)
 
-    @pytest.mark.parametrize(
-        ("columns", "shown"),
-        [
-            (40, ["Accuracy=0.75"]),
-            (70, ["11000/12000", "Accuracy=0.75"]),
-            (80, ["11000/12000", "Accuracy=0.75", "loss=0.25"]),
-            (110, ["11000/12000", "ba/s", "Accuracy=0.75", "loss=0.25"]),
-        ],
-    )
-    def test_first_metric_stays_where_room_is_short(self, make_loop, set_width, columns, shown):
-        """Rate and loss are left out before the first metric of the evaluation."""
-        stream = Terminal()
-        set_width(columns)
-        loop = make_loop(ProgressBarLogger(stream), batches=1_200, max_duration="10ep")
-        loop.state.timestamp = Timestamp(epoch=9, batch=11_000, batch_in_epoch=200)
-        loop.engine.run_event("fit_start")
-        loop.logger.log_metrics({"loss/train/total": 0.25})
-
-        loop.evaluate()
-        loop.engine.run_event("fit_end")
-
-        last = drawings_with_time(stream)[-1]
-        assert [part for part in ("11000/12000", "ba/s", "Accuracy=0.75", "loss=0.25") if part in last] == shown
-
     def test_loss_is_read_only_when_drawn(self, make_loop, unread):
         """Between updates nothing synchronizes."""
         bar = ProgressBarLogger(Terminal())
@@ -165,18 +129,6 @@ class TestFitBar:
 
         assert unread.counter.reads <= drawings_at_most < 200
 
-    def test_update_rate(self, make_loop):
-        """The bar is drawn at most ten times per second."""
-        stream = Terminal()
-        loop = make_loop(ProgressBarLogger(stream), max_duration="1000000ba")
-        loop.engine.run_event("fit_start")
-        began = time.monotonic()
-
-        while time.monotonic() - began < 0.5:
-            loop.batch()
-
-        assert 2 <= stream.getvalue().count("\r") <= 8
-
     def test_rank_zero_only(self, make_loop):
         """Other processes draw nothing."""
         stream = Terminal()
@@ -184,31 +136,6 @@ class TestFitBar:
         make_loop(ProgressBarLogger(stream), rank=1).fit(evaluate=True)
 
         assert stream.getvalue() == ""
-
-    def test_replaced_streams(self, make_loop, capsys):
-        """Standard streams that are replaced after construction are used; the default is stderr."""
-        make_loop(ProgressBarLogger()).fit()
-
-        assert "epoch 2/2" in capsys.readouterr().err
-
-    def test_log_traces(self, make_loop):
-        """Traces are shown with log_traces=True only."""
-        silent, stream = Terminal(), Terminal()
-        loop = make_loop(ProgressBarLogger(silent), ProgressBarLogger(stream, log_traces=True))
-        loop.engine.run_event("fit_start")
-
-        loop.logger.log_traces({"algorithm_traces/EMA/batch_end": Trace("EMA", run=True)})
-
-        assert "algorithm_traces/EMA/batch_end: Trace(name='EMA'" in stream.getvalue()
-        assert "EMA" not in silent.getvalue()
-
-    def test_starts_no_thread(self, make_loop, monkeypatch):
-        """Tqdm's monitor thread is not started, as data loaders fork."""
-        monkeypatch.setattr(tqdm.std.tqdm, "monitor", None)  # another test may have started it
-
-        make_loop(ProgressBarLogger(Terminal())).fit()
-
-        assert tqdm.std.tqdm.monitor is None
 
     def test_disabled_by_the_environment(self, run_in_subprocess, tmp_path):
         """With TQDM_DISABLE=1 no bar is drawn, and the lines of the epochs remain."""
@@ -223,11 +150,6 @@ report_facts(lines=stream.getvalue().splitlines())
         facts = run_in_subprocess(program, tmp_path, TQDM_DISABLE="1")
 
         assert [line.split(",")[0] for line in facts["lines"]] == ["epoch 1/2", "epoch 2/2"]
-
-    def test_bad_stream(self):
-        """A value without write raises at construction."""
-        with pytest.raises(ValueError, match=r"stream must be .* or an open text file, got 'file\.txt'"):
-            ProgressBarLogger("file.txt")
 
 
 def drawings_with_time(stream):
@@ -265,43 +187,6 @@ class TestLinesOfEpochs:
 
         assert f"Accuracy=0.75 (best {best}), loss=8" in self.lines(stream)[-1]
 
-    @pytest.mark.parametrize(
-        ("callbacks", "shown"),
-        [
-            ([], "Accuracy=0.75 (best 0.75 in epoch 0), CrossEntropy=0.5"),
-            ([EarlyStopper("eval/CrossEntropy", comp="less")], "CrossEntropy=0.5 (best 0.5 in epoch 0), Accuracy=0.75"),
-        ],
-        ids=["none is followed", "one is followed"],
-    )
-    def test_order_of_metrics(self, make_loop, callbacks, shown):
-        """First what a stopper or ``save_best`` follows, then those that grow, then those that decrease."""
-        stream = Terminal()
-        loop = make_loop(ProgressBarLogger(stream))
-        loop.state.callbacks = [*loop.state.callbacks, *callbacks]
-        loop.state.eval_metrics = {"eval": {"CrossEntropy": MeanSquaredError(), "Accuracy": BinaryAccuracy()}}
-        loop.engine.run_event("fit_start")
-        loop.engine.run_event("eval_before_all")
-        loop.logger.log_metrics({"metrics/eval/CrossEntropy": 0.5, "metrics/eval/Accuracy": 0.75})
-        loop.engine.run_event("eval_after_all")
-
-        loop.engine.run_event("epoch_checkpoint")
-
-        assert shown in self.lines(stream)[-1]
-
-    @pytest.mark.parametrize(
-        ("metrics", "shown"),
-        [
-            (["eval/MulticlassAccuracy"], ["Accuracy"]),
-            (["eval/BinaryF1Score", "eval/Perplexity"], ["F1Score", "Perplexity"]),
-            (["easy/BinaryRecall", "hard/BinaryRecall"], ["easy/Recall", "hard/Recall"]),
-            (["eval/BinaryAccuracy", "eval/MulticlassAccuracy"], ["BinaryAccuracy", "MulticlassAccuracy"]),
-            (["eval/MAP/map_50", "eval/MAP/map_75"], ["MAP/map_50", "MAP/map_75"]),
-        ],
-    )
-    def test_names_are_short_and_different(self, make_loop, metrics, shown):
-        """The evaluator's label and the task are left out where names stay different."""
-        assert module._shown({f"metrics/{name}": 1 for name in metrics}) == [f"{name}=1" for name in shown]
-
 
 class TestWithoutTerminal:
     def test_short_training_writes_the_lines_of_its_epochs(self, make_loop):
@@ -333,83 +218,6 @@ class TestWithoutTerminal:
             "Epoch 1/2:  45% 9/20 [, loss=8",
         ]
 
-    def test_end_within_an_epoch(self, make_loop):
-        """A training that ends within an epoch writes its last numbers."""
-        stream = io.StringIO()
-        loop = make_loop(ProgressBarLogger(stream), max_duration="2ba")
-        for event in ("fit_start", "epoch_start"):
-            loop.engine.run_event(event)
-        loop.batch()
-        loop.batch()
-
-        loop.engine.run_event("fit_end")
-
-        assert drawings(stream) == ["Epoch 1: 100% 2/2 [, loss=1"]
-
-    def test_standalone_evaluation(self, make_loop):
-        """An evaluation without a fit writes a line with its metrics."""
-        stream = io.StringIO()
-
-        make_loop(ProgressBarLogger(stream)).evaluate("test")
-
-        assert drawings(stream) == ["test: 100% 2/2 [, Accuracy=0.75"]
-
-
-class PseudoTerminal:
-    """A pseudo-terminal whose output is read in a thread."""
-
-    def __init__(self, columns):
-        self.master, slave = pty.openpty()
-        self.set_width(columns)
-        self.stream, self.output = os.fdopen(slave, "w", encoding="utf-8"), b""
-        self.reader = threading.Thread(target=self.read)
-        self.reader.start()
-
-    def set_width(self, columns):
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
-
-    def read(self):
-        with contextlib.suppress(OSError):  # when the other end is closed
-            while part := os.read(self.master, 4096):
-                self.output += part
-
-    def drawings(self):
-        """Close the terminal, and return what was drawn."""
-        self.stream.close()
-        self.reader.join()
-        os.close(self.master)
-        parts = re.split(r"[\r\n]|\x1b\[A", self.output.decode())
-        return [part for part in parts if part.strip()]
-
-
-class TestPseudoTerminal:
-    @pytest.mark.parametrize(("columns", "width"), [(0, 80), (80, 80), (110, 110)])
-    def test_bar_fits_and_keeps_the_metric(self, make_loop, always_due, monkeypatch, columns, width):
-        """On a real terminal the bar has its width, or 80 columns where it is 0, and shows metric and loss."""
-        monkeypatch.delenv("COLUMNS", raising=False)
-        terminal = PseudoTerminal(columns)
-        with contextlib.redirect_stderr(terminal.stream):
-            make_loop(ProgressBarLogger("stderr"), batches=1200).fit(evaluate=True)
-
-        drawn = terminal.drawings()
-        assert max(map(len, drawn)) == width
-        assert re.search(r"Epoch 2/2: 100%\|█+\| 2400/2400 \[.*Accuracy=0.75, loss=2399\]", drawn[-1])
-        assert sum(part.startswith("epoch") for part in drawn) == 2
-
-    def test_resized_while_training(self, make_loop, always_due):
-        """The bar takes the width that the terminal has when it is drawn."""
-        terminal = PseudoTerminal(110)
-        loop = make_loop(ProgressBarLogger(terminal.stream))
-        loop.engine.run_event("fit_start")
-        loop.batch()
-        terminal.set_width(70)
-
-        loop.batch()
-        loop.engine.run_event("fit_end")
-
-        before, *_, after = terminal.drawings()
-        assert (len(before), len(after)) == (110, 70)
-
 
 class TestShortBars:
     def test_evaluation_within_fit(self, make_loop, always_due):
@@ -421,25 +229,6 @@ class TestShortBars:
         assert "eval: 100%" in stream.getvalue()
         assert "eval: " not in drawings(stream)[-1]
         assert stream.getvalue().endswith("\n")
-
-    def test_standalone_evaluation(self, make_loop):
-        """The bar of a standalone evaluation stays and shows its metrics."""
-        stream = Terminal()
-
-        make_loop(ProgressBarLogger(stream)).evaluate("test")
-
-        assert re.search(r"test: 100%\|.*\| 2/2 .*Accuracy=0.75\] *\n$", stream.getvalue())
-
-    def test_prediction(self, make_loop, always_due):
-        """The bar of a prediction disappears."""
-        stream = Terminal()
-        loop = make_loop(ProgressBarLogger(stream))
-
-        for event in ["predict_start", *["predict_batch_end"] * 3, "predict_end"]:
-            loop.engine.run_event(event)
-
-        assert re.search(r"Predicting: 100%\|.*\| 3/3 ", stream.getvalue())
-        assert not stream.getvalue().endswith("\n")
 
     def test_aborted_run_is_cleaned_up(self, make_loop):
         """After an error in an evaluation no bar is open, and another fit draws a bar."""
@@ -453,15 +242,6 @@ class TestShortBars:
         gc.collect()
 
         assert re.search(r"\| 6/6 .*loss=5\] *\n$", stream.getvalue())
-
-
-def test_tqdm_import_is_lazy():
-    """Importing the loggers does not import tqdm's bars."""
-    program = "import sys, composer.loggers; print('tqdm.auto' in sys.modules)"
-
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "False"
 
 
 NOTEBOOK = """
@@ -508,9 +288,3 @@ class TestNotebook:
         assert [(bar["value"], bar["max"]) for bar in bars if bar["bar_style"] == "success"] == [(10, 10)]
         assert "Epoch 2/2: 100%" in texts
         assert any(re.search(r"10/10 .*Accuracy=.*, loss=", text) for text in texts)
-
-    def test_short_bars_complete(self, widgets):
-        """The bars of evaluations and predictions reach their totals, so that none is shown as failed."""
-        short = [state for model, state in widgets if model == "FloatProgressModel" and state["max"] == 5]
-
-        assert [(bar["value"], bar["bar_style"]) for bar in short] == [(5, "")] * 3

@@ -1,15 +1,12 @@
 """Messages to Slack: the real client with a local server."""
 
-import _thread
 import json
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs
 
 import pytest
 
-from composer.core import Interval
 from composer.loggers import SlackLogger
 from fixtures import trained
 
@@ -97,15 +94,6 @@ class TestMessages:
             ("C42", "/api/chat.postMessage", "Bearer xoxb-secret")
         }
 
-    def test_long_messages_are_split(self, slack, make_logger, make_loop):
-        """No message exceeds the maximum, and all metrics are sent."""
-        loop = make_loop(make_logger(["x*"], max_logs_per_message=2))
-
-        loop.logger.log_metrics({f"x{number}": number for number in range(5)})
-        loop.engine.close()
-
-        assert slack.texts == ["batch 0\nx0: 0\nx1: 1", "batch 0\nx2: 2\nx3: 3", "batch 0\nx4: 4"]
-
     def test_custom_format(self, slack, make_logger, make_loop):
         """A function may return the text or Slack blocks."""
 
@@ -119,18 +107,6 @@ class TestMessages:
         blocks = slack.messages[0]["blocks"]
         blocks = json.loads(blocks) if isinstance(blocks, str) else blocks
         assert blocks[0]["text"]["text"] == "*0* {'loss/train/total': 0.0}"
-
-    def test_unmatched_names_are_not_sent(self, slack, make_logger, make_loop):
-        """Without matching metrics and settings nothing is sent, and no thread is started."""
-        before = _thread._count()
-        logger = make_logger(["nothing"])
-        loop = make_loop(logger)
-        loop.logger.log_hyperparameters({"secret": 1})
-        loop.fit()
-        loop.engine.close()
-
-        assert slack.messages == []
-        assert _thread._count() == before
 
     def test_rank_zero_only(self, slack, make_logger, make_loop):
         """Other processes send nothing."""
@@ -169,15 +145,6 @@ class TestFailures:
         assert len(caught) == 1
         assert len(slack.messages) == 4
 
-    def test_rate_limit(self, slack, make_logger, make_loop):
-        """A rate-limited message is sent again."""
-        slack.errors = [(429, {"ok": False, "error": "ratelimited"})]
-        loop = make_loop(make_logger(log_interval="0ba"))
-
-        loop.fit().engine.close()
-
-        assert slack.texts == ["batch 5\nloss/train/total: 5"]
-
     def test_no_network(self, make_loop):
         """Without a network training continues."""
         logger = SlackLogger(
@@ -191,22 +158,6 @@ class TestFailures:
 
         with pytest.warns(RuntimeWarning, match="SlackLogger.chat_postMessage failed"):
             loop.fit().engine.close()
-
-    def test_close_times_out(self, slack, make_logger, make_loop, monkeypatch):
-        """Close does not wait forever, and of the messages that wait then, none is sent later."""
-        monkeypatch.setattr("composer.loggers.slack_logger._SECONDS_TO_FINISH", 0.05)
-        slack.is_open.clear()
-        before = _thread._count()
-        loop = make_loop(make_logger())
-        loop.fit()
-
-        with pytest.warns(RuntimeWarning, match="messages were still being sent"):
-            loop.engine.close()
-
-        slack.is_open.set()
-        while _thread._count() > before:  # the thread that sends and the server's ends
-            time.sleep(0.01)
-        assert len(slack.texts) == 1
 
 
 class TestSettings:
@@ -234,10 +185,3 @@ class TestSettings:
 
         with pytest.raises(ValueError, match=message):
             SlackLogger(**{"include_keys": ["a"], "slack_logging_api_key": "x", "channel_id": "C"} | options)
-
-    def test_interval(self):
-        """The latest values are sent at the interval."""
-        logger = SlackLogger("loss/*", log_interval=2, slack_logging_api_key="x", channel_id="C")
-
-        assert logger.every == Interval("2ep")
-        assert logger.include_keys == ["loss/*"]

@@ -44,20 +44,6 @@ class TestScalars:
         assert times == sorted(times)
         assert len(set(times)) == 10
 
-    def test_every(self, tmp_path):
-        """Every fourth batch, and the last."""
-        train(TensorboardLogger(str(tmp_path), every="4ba"))
-
-        assert [step for step, _ in scalars(read(tmp_path / "the-run"), "loss/train/total")] == [3, 7, 9]
-
-    def test_readable_during_the_run(self, make_loop, tmp_path):
-        """Flushed values are in the file before it is closed."""
-        loop = make_loop(TensorboardLogger(str(tmp_path), flush_interval=2), run_name="a")
-        loop.batch()
-        loop.batch()
-
-        assert scalars(read(tmp_path / "a"), "loss/train/total") == [(0, 0.0), (1, 1.0)]
-
 
 class TestOtherThings:
     def test_hyperparameters(self, tmp_path):
@@ -136,30 +122,3 @@ class TestResuming:
         later.close_run()
 
         assert scalars(read(tmp_path / "a"), "loss/train/total") == [(0, 0.0)]
-
-    def test_state_is_empty_before_opening(self):
-        """A logger that has written nothing has no state."""
-        assert TensorboardLogger().state_dict() == {}
-
-
-class TestProcesses:
-    def test_rank_zero_only(self, make_loop, tmp_path):
-        """By default only the first process writes."""
-        make_loop(TensorboardLogger(str(tmp_path)), rank=1).fit()
-
-        assert list(tmp_path.iterdir()) == []
-
-    def test_all_processes(self, make_loop, tmp_path):
-        """On request each process writes to its own folder."""
-        make_loop(TensorboardLogger(str(tmp_path), rank_zero_only=False), rank=1, run_name="a").fit()
-
-        assert (5, 5.0) in scalars(read(tmp_path / "a" / "rank1"), "loss/train/total")
-
-
-def test_default_folder(make_loop, tmp_path, monkeypatch):
-    """The default folder is tensorboard_logs."""
-    monkeypatch.chdir(tmp_path)
-
-    make_loop(TensorboardLogger(), run_name="a").fit()
-
-    assert len(list((tmp_path / "tensorboard_logs" / "a").iterdir())) == 1

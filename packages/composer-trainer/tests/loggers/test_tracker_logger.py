@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from composer.core import Callback, Engine, Logger, State
-from composer.loggers import FileLogger
 from composer.loggers.tracker_logger import TrackerLogger
 
 
@@ -82,16 +81,6 @@ class TestNumbers:
 
         assert written == [0, 2, 2, 4, 4]
 
-    def test_flush_seconds(self, make_loop):
-        """With slow batches, values are also flushed after some seconds."""
-        tracker = Tracker()
-        tracker.seconds_between_flushes = 0
-        loop = make_loop(tracker)
-
-        loop.batch()
-
-        assert len(losses(tracker)) == 1
-
     @pytest.mark.parametrize("event", ["epoch_end", "eval_after_all", "eval_standalone_end", "fit_end", "predict_end"])
     def test_flush_events(self, make_loop, event):
         """Values are flushed at ending events."""
@@ -151,29 +140,6 @@ class TestRun:
             ("close",),
         ]
 
-    @pytest.mark.parametrize("event", ["fit_start", "eval_before_all", "predict_start"])
-    def test_loop_without_after_load(self, event):
-        """In a custom loop the run is opened once, at the first start event."""
-        tracker, state = Tracker(), State(model=None)
-        engine = Engine(state, Logger(state, tracker))
-
-        for one in ("init", event, event):
-            engine.run_event(one)
-
-        assert tracker.kinds() == ["open"]
-
-    def test_close_without_events(self):
-        """Records of a loop without events are written by close; without records no run is created."""
-        tracker, idle, state = Tracker(), Tracker(), State(model=None)
-        engine = Engine(state, Logger(state, [tracker]))
-        engine.logger.log_metrics({"x": 1})
-        engine.logger.destinations.append(idle)
-
-        engine.close()
-
-        assert tracker.kinds() == ["open", "metrics", "close"]
-        assert idle.kinds() == []
-
     def test_rank_zero_only(self, make_loop, tmp_path):
         """By default other processes store nothing."""
         silent, loud = Tracker(), Tracker(rank_zero_only=False)
@@ -207,18 +173,6 @@ class TestRun:
             ),
             ("file", "there", "content", True),
         ]
-
-    def test_upload_during_close(self, make_loop, tmp_path):
-        """The run stays open until all components are closed, in any order."""
-        tracker = Tracker()
-        path = tmp_path / "log.txt"
-        loop = make_loop(tracker, FileLogger(str(path), remote_file_name="{run_name}.txt"), run_name="a")
-        loop.batch()
-
-        loop.engine.close()
-
-        assert tracker.kinds() == ["open", "metrics", "file", "close"]
-        assert tracker.stored[2][1:] == ("a.txt", path.read_text(), True)
 
     def test_error_in_training(self, make_loop):
         """After an error all records are written, and the run is closed."""
@@ -271,30 +225,6 @@ class TestFailures:
         loop.fit()
         assert len(losses(tracker)) == 6
 
-    def test_failing_early_records(self):
-        """A failure to write records from before opening does not end the run."""
-        tracker, state = Tracker(), State(model=None)
-        engine = Engine(state, Logger(state, tracker))
-        engine.run_event("init")
-        engine.logger.log_hyperparameters({})
-        tracker.failing = {"hyperparameters"}
-
-        with pytest.warns(RuntimeWarning, match=r"Tracker\.log_hyperparameters failed"):
-            engine.run_event("after_load")
-
-        assert tracker.kinds() == ["open"]
-
-    def test_failing_close(self, make_loop):
-        """A failed close is reported, and other destinations are closed."""
-        broken, complete = Tracker(), Tracker()
-        loop = make_loop(broken, complete)
-        broken.failing = {"close"}
-
-        with pytest.warns(RuntimeWarning, match=r"Tracker\.close failed"):
-            loop.engine.close()
-
-        assert complete.kinds()[-1] == "close"
-
     def test_failing_open_raises(self):
         """A run that cannot be opened raises before training, after one attempt."""
         tracker, state = Tracker(), State(model=None)
@@ -309,30 +239,8 @@ class TestFailures:
 
         assert tracker.stored == []
 
-    def test_hook_errors_propagate(self, make_loop):
-        """An error in a logger's own hook propagates."""
-
-        class Wrong(Tracker):
-            def batch_start(self, state, logger):
-                raise KeyError("wrong")
-
-        loop = make_loop(Wrong())
-
-        with pytest.raises(KeyError, match="wrong"):
-            loop.batch()
-
 
 class TestSettings:
-    def test_zero_flush_interval(self):
-        """The interval is at least one batch."""
-        with pytest.raises(ValueError, match=r"flush_interval must be at least 1, got 0\. It counts batches"):
-            Tracker(flush_interval=0)
-
-    def test_invalid_interval(self):
-        """An invalid interval raises."""
-        with pytest.raises(ValueError, match="every must be a number followed by a unit, such as '10ep'; got 'soon'"):
-            Tracker(every="soon")
-
     def test_interval(self, make_loop):
         """With an interval only the latest values are written."""
         tracker = Tracker(every="3ba")
@@ -340,18 +248,6 @@ class TestSettings:
         make_loop(tracker).fit()
 
         assert losses(tracker) == [(2, 2.0), (5, 5.0)]
-
-    def test_settings_of_a_subclass_with_its_own_constructor(self):
-        """The settings are the arguments of the constructor, also of one that takes any."""
-
-        class Named(Tracker):
-            def __init__(self, name="a", *, secret="s", rank_zero_only=True, **product_options):
-                super().__init__(rank_zero_only=rank_zero_only)
-                self.name, self.product_options = name, product_options
-
-        logger = Named("b", color="red")
-
-        assert logger.settings() == {"name": "b", "rank_zero_only": True, "product_options": {"color": "red"}}
 
 
 class TestWithCallback:

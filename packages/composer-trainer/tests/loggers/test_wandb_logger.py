@@ -2,14 +2,12 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import wandb
 from wandb.proto import wandb_internal_pb2
 
-from composer.core import Interval
 from composer.loggers import InMemoryLogger, WandBLogger
 from fixtures import make_loader, trained
 
@@ -123,24 +121,6 @@ class TestRun:
         (run,) = {(run.display_name, run.project, run.run_group, *run.tags) for run in runs(tmp_path)}
         assert run == ("the-run", "tests", "g", "a")
 
-    def test_every(self, make_logger, tmp_path):
-        """Every fourth batch, and the last; steps ascend."""
-        train(make_logger(every=Interval("4ba")))
-
-        rows = history(tmp_path)
-        assert [row["_step"] for row in rows if "loss/train/total" in row] == [3, 7, 9]
-        assert [row["_step"] for row in rows] == sorted(row["_step"] for row in rows)
-
-    def test_late_values(self, make_logger, make_loop, tmp_path):
-        """Values of a step before the latest, which wandb rejects, are logged at the latest step."""
-        loop = make_loop(make_logger())
-        loop.logger.log_table(["a"], [[1]], step=5)
-
-        loop.logger.log_metrics({"late": 0.5}, step=3)
-        loop.engine.close()
-
-        assert [(row["_step"], row["late"]) for row in history(tmp_path) if "late" in row] == [(5, 0.5)]
-
     def test_existing_run(self, make_logger, make_loop, tmp_path):
         """A run started by wandb.init is used and not finished."""
         with wandb.init(project="mine", dir=str(tmp_path), settings=wandb.Settings(console="off")) as own:
@@ -151,17 +131,6 @@ class TestRun:
             assert wandb.run is own
         assert {run.project for run in runs(tmp_path)} == {"mine"}
         assert any("loss/train/total" in row for row in history(tmp_path))
-
-    def test_failure(self, make_logger, make_loop, tmp_path):
-        """Logging to a finished run is reported, and training continues."""
-        logger = make_logger(flush_interval=1)
-        loop = make_loop(logger)
-        logger.run.finish()
-
-        with pytest.warns(RuntimeWarning, match=r"WandBLogger\.flush failed .* training continues"):
-            loop.fit()
-
-        assert loop.state.timestamp.epoch == 2
 
     def test_exit_code(self, make_logger, make_loop, tmp_path):
         """A run that raises is marked as failed."""
@@ -227,10 +196,6 @@ class TestOtherThings:
             "model.safetensors"
         ] * 2
 
-    def test_files_are_not_uploaded_by_default(self, make_logger):
-        """Without log_artifacts nothing is uploaded."""
-        assert not make_logger().can_upload_files()
-
 
 class TestResuming:
     def test_resume(self, make_logger, make_loop, tmp_path):
@@ -258,34 +223,3 @@ class TestResuming:
 
         assert len(written) == 4
         assert {run.run_id for run in runs(tmp_path)} == written
-
-    def test_user_id(self, make_logger, make_loop, tmp_path, monkeypatch):
-        """An id in init_kwargs or the environment takes precedence."""
-        first = make_logger()
-        make_loop(first).engine.close()
-        value = make_logger(init_kwargs={"mode": "offline", "id": "mine", "resume": "allow"})
-        value.load_state_dict(first.state_dict())
-        make_loop(value).engine.close()
-        wandb.teardown()  # it reads the environment once
-        monkeypatch.setenv("WANDB_RUN_ID", "also-mine")
-        of_environment = make_logger()
-        of_environment.load_state_dict(first.state_dict())
-
-        make_loop(of_environment).engine.close()
-        wandb.teardown()
-
-        assert (value.run_id, of_environment.run_id) == ("mine", "also-mine")
-
-    def test_state_is_empty_before_opening(self, make_logger):
-        """A logger without a run has no state."""
-        assert make_logger().state_dict() == {}
-
-
-def test_rank_zero_only(make_logger, make_loop, tmp_path):
-    """By default only the first process logs."""
-    logger = make_logger()
-
-    make_loop(logger, rank=1).fit().engine.close()
-
-    assert logger.run is None
-    assert not Path(tmp_path, "wandb").exists()

@@ -33,26 +33,6 @@ def run(tmp_path):
     return trainer, memory, [json.loads(line) for line in path.read_text().splitlines()], lines, bar
 
 
-def test_memory_and_file_agree(run):
-    """Both have every loss and metric with equal clocks."""
-    _, memory, written, _, _ = run
-
-    for name in ["loss/train/total", "metrics/train/MulticlassAccuracy", "metrics/eval/MulticlassAccuracy"]:
-        from_file = [(line["batch"], line["metrics"][name]) for line in written if name in line.get("metrics", {})]
-        from_memory = [(int(clock.batch), value) for clock, value in memory.data[name]]
-        assert from_file == from_memory
-        assert len(from_file) == (EPOCHS * BATCHES if name.startswith("loss") else EPOCHS)
-
-
-def test_hyperparameters_of_the_trainer(run):
-    """The trainer's hyperparameters are in memory and in the file."""
-    _, memory, written, lines, _ = run
-
-    assert memory.hyperparameters["rank_zero_seed"] == 3
-    assert written[1]["hyperparameters"]["max_duration"] == "2ep"
-    assert "\nrank_zero_seed: 3\n" in lines.getvalue().partition("[epoch=1]")[0]
-
-
 def test_console_and_bar_show_the_end(run):
     """Both show the last loss and evaluation."""
     _, memory, _, lines, bar = run
