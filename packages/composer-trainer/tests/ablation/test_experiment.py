@@ -1,27 +1,17 @@
 """Studies: arms, pairing, failures, continuing, and wrong arguments."""
 
-import json
 import warnings
 
-import kornia.augmentation as ka
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from composer import Evaluator
-from composer.ablation import ablate, experiment, runs
+from composer.ablation import ablate, experiment
 from composer.ablation.experiment import make_arms
-from composer.algorithms import EMA, SWA, Augment, BlurPool
-from composer.core.saving.components import settings_to_data
+from composer.algorithms import EMA, SWA, BlurPool
 
 
 class TestArms:
-    def test_each_kind(self):
-        """Each kind gives its arms, the baseline is the first, and no arm is measured twice."""
-        found = make_arms(["each", "leave_one_out", "all", ["c", "a"]], ["a", "b", "c"])
-
-        assert found == [(), ("a",), ("b",), ("c",), ("b", "c"), ("a", "c"), ("a", "b"), ("a", "b", "c")]
-
     @pytest.mark.parametrize("arms", [["eech"], [["mixup", "emma"]]])
     def test_unknown_names(self, arms):
         """An unknown kind or algorithm is an error with a suggestion."""
@@ -47,14 +37,6 @@ class TestResults:
         errors = [seconds[("slow",), s] - seconds[(), s] - slept for s, slept in problem.SLEPT.items()]
         assert min(map(abs, errors)) < 0.1 * 9 * 0.05  # the least disturbed by other processes
 
-    def test_a_known_cost_in_processor_time(self, study, problem):
-        """Batches that wait take no processor time, and the table states which time it is."""
-        result = study({"slow": problem.Slow}, arms=["each"], seeds=2, clock="processor")
-
-        slept = 9 * 0.05
-        assert all(run.seconds < slept for run in result.results)
-        assert "Times are processor time" in str(result)
-
     def test_arguments_of_make_trainer(self, study, problem):
         """A dictionary is passed to make_trainer, and combines with algorithms and other dictionaries."""
         methods = {
@@ -77,22 +59,6 @@ class TestResults:
             {run.arm: run.curve[1][1] for run in result.results}["adam",] + 0.25
         )
         assert result.settings.algorithms["short"] == "max_duration='2ep'"
-
-    @pytest.mark.parametrize(
-        ("methods", "error", "message"),
-        [
-            ({"fast": {"speed": 2}}, TypeError, r"algorithms\['fast'\] must be arguments of make_trainer"),
-            ({"a": {"lr": 1}, "b": {"lr": 2}}, ValueError, "a [+] b sets 'lr' twice"),
-        ],
-    )
-    def test_wrong_arguments_of_make_trainer(self, study, methods, error, message):
-        """Unknown arguments and arms with two values of one are errors before anything runs."""
-
-        def make_trainer(algorithms, seed, lr=0.1):
-            raise AssertionError
-
-        with pytest.raises(error, match=message):
-            study(methods, arms=["all"], make_trainer=make_trainer)
 
     @pytest.mark.filterwarnings("always")
     def test_warnings_are_below_the_table(self, study, problem):
@@ -122,16 +88,6 @@ class TestResults:
         assert reasons["broken"] == ["RuntimeError: no such luck"]
         assert "loss is nan after 3 batches" in reasons["nan"][0]
         assert result.rows[0].runs == 1
-
-    def test_settings_that_are_not_data(self, study):
-        """A setting with its own description, such as kornia's, has the same description as in a checkpoint."""
-        algorithm = Augment(ka.RandomAffine(30.0))
-
-        result = study({"augment": lambda: algorithm}, arms=["baseline"], seeds=1)
-
-        text = settings_to_data(algorithm)["augmentation"]["unsaved"]
-        assert "degrees=30.0" in text
-        assert f"augmentation={text}" in result.settings.algorithms["augment"]
 
     def test_algorithms_that_conflict(self, study):
         """Two algorithms that cannot work together fail with the engine's sentence; the others are measured."""
@@ -168,16 +124,6 @@ class TestMode:
         assert study({}, make_trainer, seeds=1, mode="min").settings.mode == "min"
         assert study({}, make_trainer, seeds=1).settings.mode == "min"
 
-    def test_a_label_with_a_slash(self, study, problem):
-        """The metric of an evaluator whose label has a slash is found."""
-
-        def make_trainer(algorithms, seed):
-            data = problem.make_trainer([], seed).state.evaluators[0].dataloader
-            evaluator = Evaluator(label="glue/mnli", dataloader=data, metric_names=["Accuracy"])
-            return problem.make_trainer(algorithms, seed, eval_dataloader=evaluator)
-
-        assert study({}, make_trainer, metric="glue/mnli/Accuracy", seeds=1).settings.mode == "max"
-
     def test_a_contradiction(self, study):
         """The caller's mode is used, with a warning, also for results that were measured with the other."""
         study({}, seeds=1)
@@ -199,18 +145,6 @@ class TestPairing:
         assert alone == beside
         assert len(alone) == 2 * 9
         assert alone[0] != alone[9]
-
-    def test_an_algorithm_may_change_the_data(self, study, problem, monkeypatch):
-        """Other first batches are no error where a repetition of the baseline has its batches again."""
-
-        class Reversed(problem.Nothing):
-            def match(self, event, state):
-                return True
-
-        def make_trainer(algorithms, seed):
-            return problem.make_trainer(algorithms, seed, **({"train_subset_num_batches": 1} if algorithms else {}))
-
-        assert not any(row.failures for row in study({"reversed": Reversed}, make_trainer).rows)
 
 
 class TestExecutors:
@@ -242,27 +176,6 @@ class TestContinuing:
 
         assert second.results[:4] == first.results
         assert len(second.results) == 9
-
-    def test_the_rest_of_a_line_is_removed(self, study, problem, tmp_path):
-        """A line that a killed process did not finish does not harm the lines after it."""
-        study({"nothing": problem.Nothing}, arms=["each"])
-        path = tmp_path / "study" / "results.jsonl"
-        complete = path.read_text().splitlines()
-        unfinished = complete[-1][:20] + "x" * 10_000  # longer than the line that replaces it
-        path.write_text("\n".join([*complete[:-1], unfinished]))
-
-        study({"nothing": problem.Nothing}, arms=["each"])
-
-        lines = path.read_text().splitlines()
-        assert lines[:-1] == complete[:-1]
-        assert json.loads(lines[-1])["result"]["arm"] == ["nothing"]
-
-    def test_another_study(self, study, problem):
-        """The results of another metric are not mixed with those of this one."""
-        study({"nothing": problem.Nothing}, seeds=1)
-
-        with pytest.raises(ValueError, match=r"same study, but metric of .* differ"):
-            study({"nothing": problem.Nothing}, metric="loss/train/total")
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -302,25 +215,6 @@ class TestContinuing:
             study({}, make_changed_trainer, seeds=1)
         assert (tmp_path / "study" / "results.jsonl").read_bytes() == written
 
-    def test_a_loss_that_is_rounded_differently(self, study, problem):
-        """The same training with another number of threads, which may round differently, continues."""
-
-        def make_rounded_trainer(algorithms, seed):
-            trainer = problem.make_trainer(algorithms, seed)
-            trainer.state.model.loss = lambda *batch: problem.Classifier.loss(trainer.state.model, *batch) * (1 + 1e-5)
-            return trainer
-
-        study({}, seeds=1)
-
-        assert len(study({}, make_rounded_trainer, seeds=2).results) == 2
-
-    def test_a_corrected_metric(self, study, problem):
-        """A study that stopped before its first result may be called again with other arguments."""
-        with pytest.raises(ValueError, match="metric must be"):
-            study({"nothing": problem.Nothing}, metric="eval/Acuracy")
-
-        assert study({"nothing": problem.Nothing}, metric="eval/Accuracy").rows[0].runs == 2
-
     @pytest.mark.parametrize("before", ["two at a time", "another machine"])
     def test_times_stay_rough(self, study, in_this_process, monkeypatch, tmp_path, before):
         """Where some of the stored times are rough, or of another machine, so are those of the continued study."""
@@ -348,16 +242,6 @@ class TestWrongArguments:
         with pytest.raises(ValueError, match="initial weights of baseline with seed 0 differ when it is repeated"):
             study({}, problem.make_unseeded_trainer)
 
-    def test_arms_with_other_weights(self, study, problem):
-        """Where only a later seed has other weights, the comparison of its arms shows it."""
-
-        def make_trainer(algorithms, seed):
-            make = problem.make_unseeded_trainer if seed == 1 else problem.make_trainer
-            return make(algorithms, seed)
-
-        with pytest.raises(ValueError, match="initial weights of baseline with seed 1 differ"):
-            study({"nothing": problem.Nothing}, make_trainer, arms=["each"])
-
     def test_a_folder_that_is_shared(self, study, problem, tmp_path):
         """A trainer that resumes from the checkpoints of another run is an error that names the remedy."""
 
@@ -367,16 +251,6 @@ class TestWrongArguments:
 
         with pytest.raises(ValueError, match="Add a parameter 'folder' to make_trainer and save there"):
             study({"nothing": problem.Nothing}, make_trainer, arms=["each"])
-
-    def test_a_file_that_is_shared(self, study, problem, tmp_path):
-        """A second run that fails because the first one has left a file is an error, and no result."""
-
-        def make_trainer(algorithms, seed):
-            (tmp_path / "shared").mkdir()
-            return problem.make_trainer(algorithms, seed)
-
-        with pytest.raises(ValueError, match=r"differ when it is repeated \(FileExistsError.*Runs share a state"):
-            study({}, make_trainer)
 
     def test_a_seed_that_is_not_used(self, study, problem):
         """A training that is the same for each seed is an error: its repetitions would seem to be certain."""
@@ -425,21 +299,3 @@ class TestWrongArguments:
         """Each raises with its name before anything runs."""
         with pytest.raises(ValueError, match=message):
             ablate(print, {}, metric="eval/Accuracy", **options)
-
-    def test_a_study_in_a_run(self, monkeypatch):
-        """In the process of a run, where the module of make_trainer may be imported, no study is started."""
-        monkeypatch.setenv(runs.RUN_VARIABLE, "1")
-
-        with pytest.raises(RuntimeError, match="must not be called when the module of make_trainer is imported"):
-            ablate(print, {}, metric="eval/Accuracy")
-
-    @pytest.mark.parametrize("make_trainer", [lambda: None, lambda algorithms: None, lambda a, b, c: None])
-    def test_wrong_parameters(self, make_trainer):
-        """A function that cannot be called with algorithms and a seed raises before anything runs."""
-        with pytest.raises(TypeError, match=r"must be a function f\(algorithms, seed\)"):
-            ablate(make_trainer, {}, metric="eval/Accuracy")
-
-    def test_an_algorithm_instead_of_a_function(self, problem):
-        """An algorithm that all runs would share raises."""
-        with pytest.raises(TypeError, match=r"Write lambda: Nothing\(…\)"):
-            ablate(print, {"nothing": problem.Nothing()}, metric="eval/Accuracy")

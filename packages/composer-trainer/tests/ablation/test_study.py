@@ -7,7 +7,7 @@ import pytest
 
 from composer.ablation import Study
 from composer.ablation.__main__ import main
-from composer.ablation.results import Result, ResultsFile
+from composer.ablation.results import Result
 from fixtures.studies import SETTINGS, runs
 
 
@@ -56,33 +56,3 @@ class TestCommandLine:
         assert code == 0
         assert capsys.readouterr().out.startswith(beginning)
         assert (folder / "study.svg").exists()
-
-    def test_names_cannot_control_the_terminal(self, tmp_path, capsys):
-        """Escapes in the names and messages of a file are printed as such."""
-        file = ResultsFile(tmp_path / "results.jsonl")
-        file.append("settings", SETTINGS)
-        file.append("result", Result(("\x1b[31mred",), 0, failure="\x9b2J"))
-
-        assert main(["show", str(tmp_path)]) == 0
-        output = capsys.readouterr().out
-        assert r"\x1b[31mred" in output
-        assert output.replace("\n", "").isprintable()
-
-    def test_no_results(self, tmp_path, capsys):
-        """A folder without results is an error in one line."""
-        assert main(["show", str(tmp_path)]) == 1
-        assert "has no results" in capsys.readouterr().err
-
-    def test_a_file_that_calls_ablate(self, tmp_path, capsys):
-        """A file that runs a study when it is imported is an error, instead of a study in each run of the study."""
-        (tmp_path / "calls.py").write_text("from composer.ablation import ablate\nablate(print, {}, metric='loss')\n")
-
-        assert main(["run", str(tmp_path / "calls.py")]) == 1
-        assert "Call it under if __name__ == '__main__':" in capsys.readouterr().err
-
-    def test_a_file_without_trainer(self, tmp_path, capsys):
-        """A study's file must define make_trainer."""
-        (tmp_path / "empty.py").write_text("algorithms = {}\n")
-
-        assert main(["run", str(tmp_path / "empty.py")]) == 1
-        assert "must define make_trainer" in capsys.readouterr().err

@@ -5,9 +5,7 @@ import re
 import pytest
 
 from composer.ablation import Study
-from composer.ablation.__main__ import main
 from composer.ablation.results import Result, Settings
-from composer.ablation.table import write_report
 from fixtures.studies import SETTINGS, runs
 
 
@@ -19,15 +17,6 @@ def test_the_table_names_failures():
         assert "bad failed with seed 1: RuntimeError: no memory" in text
         assert "5.00x" in text
         assert "not reached (0/2 runs)" in text
-
-
-def test_one_seed():
-    """With one seed there is no interval, and the table states it."""
-    study = Study(Settings("eval/Accuracy", "max", (0,), {}), runs())
-
-    assert study.rows[1].difference.low is None
-    assert "One seed: there are no intervals" in str(study)
-    assert study.best_recipe() == ("good",)
 
 
 def test_too_few_seeds():
@@ -43,20 +32,6 @@ def test_too_few_seeds():
     assert "3 seeds are too few to distinguish these from no effect" in str(study)
     assert "noisy (about 49)" in str(study)
     assert study.best_recipe() == ()
-
-
-def test_many_arms():
-    """Where an interval excludes 0 but the adjusted p-value is not small, the table states it."""
-    gains = {"a": [0.02, 0.03, 0.045], "b": [0.01, -0.01, 0.0], "c": [0.02, 0.0, -0.03]}
-    results = [Result((), seed, ((1.0, 0.5),), 1.0) for seed in range(3)]
-    for name, values in gains.items():
-        results += [Result((name,), seed, ((1.0, 0.5 + gain),), 1.0) for seed, gain in enumerate(values)]
-
-    among_three, alone = Study(SETTINGS, results), Study(SETTINGS, results[:6])
-
-    assert "3 arms are compared with the baseline" in str(among_three)
-    assert "these differences may be chance: a." in str(among_three)
-    assert "may be chance" not in str(alone)
 
 
 @pytest.mark.parametrize(("mode", "better", "worse"), [("max", "up", "down"), ("min", "down", "up")])
@@ -95,16 +70,6 @@ def test_a_page_of_a_run_study(study, problem, tmp_path):
     assert not re.search(r"\| *\||\| (None|\{\}|\[\]) \|", page)
 
 
-def test_a_loaded_study(folder):
-    """The command line writes the page of a stored study, also of one without a start."""
-    assert main(["show", str(folder), "--report", str(folder / "report.md")]) == 0
-
-    page = (folder / "report.md").read_text()
-    assert page.startswith("# Which methods pay?")
-    assert "## The baseline" not in page
-    assert "## Machine and versions" not in page
-
-
 def test_the_page_answers_the_question(tmp_path):
     """The best arm, its difference and its time where it is clear; or that no arm is better."""
     Study(SETTINGS, runs()).report(tmp_path / "page.md")
@@ -115,20 +80,3 @@ def test_the_page_answers_the_question(tmp_path):
     assert "**good is better than the baseline: eval/Accuracy is 0.861, and the baseline's 0.81**" in page
     assert "(difference +0.051 [+0.0485, +0.0535]). Its training takes 0.50 times as long." in page
     assert "**No arm is clearly better than the baseline.**" in (tmp_path / "none.md").read_text()
-
-
-def test_nothing_is_written_without_a_result(tmp_path):
-    """A study without a result has no page."""
-    with pytest.raises(ValueError, match="must have a result"):
-        write_report(Study(SETTINGS, []), tmp_path / "page.md", "", "")
-
-    assert not list(tmp_path.iterdir())
-
-
-def test_cells_stay_in_their_row(tmp_path):
-    """Bars and line ends in settings do not end a cell or a row."""
-    settings = type(SETTINGS)("eval/Accuracy", "max", (0, 1, 2), {"good": "Good(a|b\nc)", "bad": "Bad()"})
-
-    Study(settings, runs()).report(tmp_path / "page.md")
-
-    assert r"| good | `Good(a\|b c)` |" in (tmp_path / "page.md").read_text()

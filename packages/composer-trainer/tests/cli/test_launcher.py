@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -77,10 +75,3 @@ def test_processes(tmp_path, arguments):
     assert done.stderr.startswith(f"torchrun --standalone --nproc-per-node=2 {program}")
     assert bool(done.returncode) == (arguments == ["fail"])
     assert done.returncode or [(tmp_path / rank).read_text() for rank in "01"] == ["2 --lr 0.1"] * 2
-
-
-def test_the_console_script():
-    """The distribution installs the command ``composer``."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-
-    assert project["scripts"] == {"composer": "composer.cli.launcher:main"}

@@ -2,13 +2,9 @@
 
 import enum
 import inspect
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
@@ -18,15 +14,14 @@ from composer.callbacks import (
     CheckpointSaver,
     ExportForInferenceCallback,
     LoadCheckpoint,
-    RuntimeEstimator,
     SpeedMonitor,
 )
 from composer.callbacks import load_checkpoint as module
 from composer.checkpoint import CheckpointError
 from composer.compat.stores import RemoteUploaderDownloader
-from composer.core import Callback, DataSpec, Evaluator, Event, Time, TimeUnit
+from composer.core import Callback, DataSpec, Evaluator, Time, TimeUnit
 from composer.core.saving.saved_state import StateMismatchError
-from composer.loggers import InMemoryLogger, MLFlowLogger
+from composer.loggers import MLFlowLogger
 from composer.models import ComposerClassifier, HuggingFaceModel
 from fixtures import make_classifier, make_loader, small_run
 
@@ -83,26 +78,6 @@ def test_checkpoints_are_found_under_names_of_files(folder, name):
         assert trainer.state.timestamp.epoch == 2
 
 
-def test_names_of_files_are_links(folder):
-    """Links with the ending are beside the folders."""
-    links = {path.name: path.readlink().name for path in folder.iterdir() if path.is_symlink()}
-
-    assert links == {"ep1.pt": "ep1", "ep2.pt": "ep2", "latest-rank0": "ep2", "latest-rank0.pt": "ep2"}
-
-
-@pytest.mark.filterwarnings("ignore:A checkpoint is a folder")
-def test_links_of_deleted_checkpoints(tmp_path):
-    """The link of a deleted checkpoint is deleted, and a file of the name is not."""
-    (tmp_path / "ep2.pt").write_text("of another program")
-    saver = CheckpointSaver(tmp_path, "ep{epoch}.pt", num_checkpoints_to_keep=1)
-
-    with small_run(max_duration="3ep", callbacks=saver) as trainer:
-        trainer.fit()
-
-    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["ep2.pt", "ep3.pt"]
-    assert (tmp_path / "ep2.pt").read_text() == "of another program"
-
-
 def test_weights_are_loaded_by_a_callback(folder, monkeypatch):
     """``LoadCheckpoint`` takes Composer's arguments, and calls ``load_checkpoint`` of its module."""
     calls, load = [], module.load_checkpoint
@@ -126,30 +101,6 @@ def test_enumerations_in_the_state_of_a_callback(folder):
         assert type(callback.state["kind"]) is Kind
 
 
-@pytest.mark.parametrize("fresh", [None, {"kind": None, "times": [], "unit": None, "n": 0}])
-def test_types_that_a_new_callback_lacks(folder, fresh):
-    """They are loaded with the types that they had, also where the state of the new object has none."""
-    callback = Remembers()
-    callback.state = fresh
-
-    with small_run(max_duration="2ep", load_path=folder / "ep2", callbacks=callback):
-        assert callback.state == {"kind": Kind.SECOND, "unit": TimeUnit.BATCH, "times": [Time(10, "ba")], "n": 0}
-        assert (type(callback.state["kind"]), type(callback.state["times"][0])) == (Kind, Time)
-
-
-def test_enumeration_that_is_not_found(folder, monkeypatch):
-    """The value of a member of an enumeration that the callback's module does not define is loaded, with a warning."""
-    callback = Remembers()
-    callback.state, second = None, Kind.SECOND.value
-    monkeypatch.delitem(globals(), "Kind")
-
-    with (
-        pytest.warns(UserWarning, match=r"a member of Kind"),
-        small_run(max_duration="2ep", load_path=folder / "ep2", callbacks=callback),
-    ):
-        assert callback.state["kind"] == second
-
-
 def test_the_clock_in_the_state():
     """The saved clock is found as Composer nests it, and the state can be loaded."""
     with small_run(max_duration="3ba") as trainer:
@@ -165,26 +116,6 @@ def test_the_clock_in_the_state():
         del saved["timestamp"]["batch"]
         with pytest.raises(StateMismatchError, match="batch"):
             other.state.load_state_dict(saved)
-
-
-def test_history_of_speed():
-    """The readings of the last batches, one more than the window has."""
-    monitor = SpeedMonitor(window_size=2)
-
-    with small_run(callbacks=monitor, max_duration="5ba") as trainer:
-        trainer.fit()
-
-    assert [*monitor.history_samples] == [12, 16, 20]
-    assert [*monitor.history_tokens] == [0, 0, 0]
-    assert sorted(monitor.history_wct) == [*monitor.history_wct]
-
-
-def test_the_unit_of_estimates():
-    """The unit is logged as a hyperparameter."""
-    logger = InMemoryLogger()
-
-    with small_run(callbacks=RuntimeEstimator(time_unit="minutes"), loggers=logger):
-        assert logger.hyperparameters["time/remaining_estimate_unit"] == "minutes"
 
 
 def test_hyperparameters_of_the_call():
@@ -286,36 +217,6 @@ def test_metrics_that_want_the_batch():
     assert float(trainer.state.eval_metric_values["tasks/0-shot"]["LastToken"]) == expected
 
 
-def test_outputs_with_a_loss():
-    """A dictionary of outputs with its loss is evaluated."""
-
-    class WithLoss(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = make_classifier()
-
-        def forward(self, batch):
-            logits = self.network(batch)
-            return {"logits": logits, "loss": nn.functional.cross_entropy(logits, batch[1])}
-
-        def loss(self, outputs, batch):
-            return outputs["loss"]
-
-        def eval_forward(self, batch, outputs=None):
-            return self.forward(batch) if outputs is None else outputs
-
-        def get_metrics(self, is_train):
-            return {} if is_train else self.network.get_metrics(is_train=False)
-
-        def update_metric(self, batch, outputs, metric):
-            metric.update(outputs["logits"], batch[1])
-
-    with small_run(model=WithLoss(), eval_dataloader=make_loader(), max_duration="1ep") as trainer:
-        trainer.fit()
-
-    assert 0 <= trainer.state.eval_metric_values["MulticlassAccuracy"] <= 1
-
-
 def test_counts_of_tokens():
     """A loader's function may return a number, a tensor, or the numbers of kinds of tokens."""
     batch = {"input_ids": torch.ones(2, 8), "labels": torch.full((2, 8), -100)}
@@ -324,28 +225,6 @@ def test_counts_of_tokens():
     assert DataSpec([batch]).get_num_tokens_in_batch(batch) == 16
     assert DataSpec([batch], get_num_tokens_in_batch=lambda _: torch.tensor(7)).get_num_tokens_in_batch(batch) == 7
     assert [kinds.get_num_tokens_in_batch(batch, token_type=one) for one in ("total", "loss_generating")] == [16, 5]
-
-
-def test_names_of_events():
-    """An event is found by its name in any case, and has Composer's canonical name."""
-    assert Event("BATCH_END") is Event.BATCH_END
-    assert [one.canonical_name for one in (Event.BEFORE_FORWARD, Event.EVAL_AFTER_ALL, Event.FIT_START)] == [
-        "forward",
-        "eval_all",
-        "fit",
-    ]
-
-
-def test_times_of_several_units():
-    """Hours, minutes and seconds are seconds."""
-    assert Time.from_timestring("1h20m40s") == Time(4840, "sec")
-
-
-def test_the_version_of_the_launcher():
-    """The launcher prints the version and exits."""
-    command = [sys.executable, "-m", "composer.cli.launcher", "--version"]
-
-    assert subprocess.check_output(command, env=os.environ).startswith(b"composer-trainer ")
 
 
 _POSITIONS = {
@@ -373,37 +252,6 @@ def test_positions_of_arguments(function, former):
     ours = [name for name, one in inspect.signature(function).parameters.items() if one.kind in kinds]
 
     assert ours[: len(former.split())] == former.split()[: len(ours)]
-
-
-class Counting(Callback):
-    """Counts the events, by event."""
-
-    def __init__(self):
-        self.calls = dict.fromkeys(Event, 0)
-
-    def run_event(self, event, state, logger):
-        self.calls[event] += 1
-
-    def state_dict(self):
-        return {"events": self.calls, Kind.FIRST: {Time(1, "ba"): 2}}
-
-    def load_state_dict(self, state):
-        assert state[Kind.FIRST] == {Time(1, "ba"): 2}
-        self.calls.update(state["events"])
-
-
-def test_enumerations_as_keys_in_the_state_of_a_callback(tmp_path):
-    """Members and times are keys again in a resumed run."""
-    with small_run(max_duration="1ep", save_folder=str(tmp_path), callbacks=Counting()) as trainer:
-        trainer.fit()
-    resumed = Counting()
-
-    with small_run(max_duration="2ep", load_path=tmp_path / "latest", callbacks=resumed) as trainer:
-        trainer.fit()
-
-    assert resumed.calls.keys() == set(Event)
-    assert all(type(event) is Event for event in resumed.calls)
-    assert resumed.calls[Event.BATCH_END] == trainer.state.timestamp.batch
 
 
 def test_arguments_of_a_model_of_transformers():

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from composer.compat.devices import DeviceCPU, DeviceGPU, DeviceMPS, get_device
-from fixtures import small_run
 
 
 def test_devices_are_torch_devices():
@@ -17,13 +16,3 @@ def test_devices_are_torch_devices():
     if not torch.backends.mps.is_available():
         with pytest.raises(ValueError, match="cannot be used here"):
             DeviceMPS()
-
-
-def test_instances_of_devices():
-    """A device is an instance of the former class of its type, and the class can be part of an annotation."""
-    with small_run(device=DeviceCPU()) as trainer:
-        device = trainer.state.device
-
-    assert isinstance(device, DeviceCPU | None)
-    assert isinstance(torch.device("cuda"), DeviceGPU)
-    assert not isinstance(device, DeviceGPU | DeviceMPS)

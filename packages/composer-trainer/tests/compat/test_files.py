@@ -1,6 +1,5 @@
 """Names of files and checkpoints under former names."""
 
-import functools
 from datetime import timedelta
 
 import pytest
@@ -9,14 +8,11 @@ import torch
 from composer.checkpoint import CheckpointError
 from composer.compat.files import (
     PartialFilePath,
-    ensure_folder_has_no_conflicting_files,
-    ensure_folder_is_empty,
     ensure_valid_checkpoint,
     format_name_with_dist,
     format_name_with_dist_and_time,
     get_hf_config_from_composer_state_dict,
     get_save_filename,
-    partial_format,
     safe_torch_load,
 )
 from composer.core import State, Timestamp
@@ -70,15 +66,6 @@ def test_a_checkpoint_of_a_run_is_loaded(tmp_path):
     assert ensure_valid_checkpoint(tmp_path / "ep1-ba5") == tmp_path / "ep1-ba5"
 
 
-def test_a_file_is_loaded_to_a_device(tmp_path):
-    """``map_location`` is the device of all tensors."""
-    torch.save({"state": {"model": {"weight": torch.ones(2)}}}, tmp_path / "a.pt")
-
-    weight = safe_torch_load(tmp_path / "a.pt", map_location="meta")["state"]["model"]["weight"]
-
-    assert weight.is_meta
-
-
 def test_damaged_checkpoints(tmp_path):
     """A file that was cut off, a folder that was changed, and a file with code raise an error."""
     torch.save({"model": torch.ones(100)}, tmp_path / "whole.pt")
@@ -111,46 +98,3 @@ def test_the_configuration_of_a_saved_model(tmp_path):
     assert (read.n_embd, read.n_layer, read.vocab_size, read.n_positions) == (8, 1, 20, 32)
     with pytest.raises(ValueError, match="not a HuggingFaceModel"):
         get_hf_config_from_composer_state_dict({"state": {"model": {}}})
-
-
-@pytest.mark.parametrize(
-    ("filename", "name", "is_later"),
-    [
-        ("ep{epoch}-ba{batch}.pt", "ep1-ba6.pt", True),
-        ("ep{epoch}-ba{batch}.pt", "ep1-ba5.pt", False),
-        ("ep{epoch}-ba{batch}.pt", "ep9-ba9.txt", False),
-        ("{epoch}-{batch_in_epoch}", "0-9", False),  # of an earlier epoch
-        ("{epoch}-{batch_in_epoch}", "1-3", True),
-        ("{epoch}-{epoch}-{rank}", "2-2-0", True),
-        ("{epoch}-{epoch}-{rank}", "2-1-0", False),
-    ],
-)
-def test_later_checkpoints(tmp_path, filename, name, is_later):
-    """A checkpoint that is later than the clock raises; counts in the epoch are compared in the same epoch."""
-    (tmp_path / name).touch()
-    check = functools.partial(
-        ensure_folder_has_no_conflicting_files, tmp_path, filename, state_at_batch_five().timestamp
-    )
-
-    if is_later:
-        with pytest.raises(FileExistsError, match="is later than the run"):
-            check()
-    else:
-        check()
-
-
-def test_hidden_files(tmp_path):
-    """A folder that has only hidden files is empty."""
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / ".cache" / "one").touch()
-
-    ensure_folder_is_empty(tmp_path)
-
-    (tmp_path / "two").touch()
-    with pytest.raises(FileExistsError, match="two exists"):
-        ensure_folder_is_empty(tmp_path)
-
-
-def test_formats_of_fields_that_remain():
-    """A field without a value keeps its format; the others are filled in."""
-    assert partial_format("{run_name}/ba{batch:04d}-{:>3}-{}", "a", run_name="mine") == "mine/ba{batch:04d}-  a-{}"

@@ -59,17 +59,6 @@ def test_differences(set_loads, caplog, loads, count):
     assert len(reports(HealthChecker(**NOW), caplog)) == count
 
 
-def test_means_of_a_window(set_loads, caplog):
-    """Means over the window are compared: loads that alternate are equal."""
-    set_loads(*[[0.0, 100.0], [100.0, 0.0]] * 3)
-    checker = HealthChecker(sample_freq=0, window_size=3600, wait=0)
-
-    assert reports(checker, caplog, "4ba") == []
-    checker._end = 0.0
-    checker.batch_end(small_run().state, None)
-    assert len(caplog.records) == 1  # five samples: 40 and 60
-
-
 def test_a_test_is_sent_to_slack(caplog, slack):
     """In test mode the first window is reported, also to Slack."""
     url, texts = slack
@@ -77,15 +66,6 @@ def test_a_test_is_sent_to_slack(caplog, slack):
     found = reports(HealthChecker(**NOW, slack_webhook_url=url, test_mode=True), caplog, "3ba")
 
     assert found == texts == ["mine: the utilization of the GPUs of this machine differs, [] percent."]
-
-
-def test_no_samples_before_the_wait(set_loads, monkeypatch, caplog):
-    """Nothing is sampled before the wait is over, and in other processes of the machine."""
-    set_loads()  # a reading would raise an error
-
-    assert reports(HealthChecker(sample_freq=0, window_size=0), caplog) == []
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert reports(HealthChecker(**NOW), caplog) == []
 
 
 @pytest.mark.parametrize(

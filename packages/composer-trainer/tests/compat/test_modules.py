@@ -2,7 +2,6 @@
 
 import importlib
 import pickle
-import pkgutil
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import warnings
 import pytest
 
 from composer.compat import entries
-from composer.compat.table import IMPORTED, former_modules
+from composer.compat.table import former_modules
 
 MOVED = [entry for entry in entries().values() if entry.module is not None and entry.name is not None]
 RENAMED_MODULES = [entry for entry in entries().values() if entry.module is not None and entry.name is None]
@@ -78,16 +77,6 @@ def test_moved_names(entry):
     ]
 
 
-@pytest.mark.parametrize("entry", MOVED, ids=lambda entry: entry.former)
-def test_moved_names_as_attributes(entry):
-    """A former name is also an attribute of its module, as Hydra reads it."""
-    parent, _, name = entry.former.rpartition(".")
-
-    variables, _ = run(f"import {parent} as module; value = module.{name}")
-
-    assert variables["value"] is home(entry)
-
-
 @pytest.mark.parametrize("entry", [one for one in MOVED if one.advice is None], ids=lambda entry: entry.former)
 def test_the_advised_import_works(entry):
     """The import in the warning gives the object under its former name, without a warning."""
@@ -123,27 +112,6 @@ def test_names_without_an_equal(entry):
         run(f"from {parent} import {name}")
 
 
-@pytest.mark.parametrize("name", ["composer.utils", "composer.utils.misc", "composer.devices", "composer.core.types"])
-def test_unknown_names(name):
-    """A name that Composer does not have either raises an ImportError, and special names an AttributeError."""
-    with pytest.raises(ImportError, match=f"{name}.nothing is not available here"):
-        run(f"from {name} import nothing")
-
-    assert not hasattr(importlib.import_module(name), "__file__")
-
-
-@pytest.mark.parametrize("module", ["composer.trainer.loop", "composer.optim.muon", "composer.algorithms.mixup.mixup"])
-@pytest.mark.parametrize(("home", "name"), [(home, name) for home, names in IMPORTED.items() for name in names])
-def test_imported_names(home, name, module):
-    """A module of Composer also has the names that it imports; they are the same objects, with a warning."""
-    vars(importlib.import_module(module)).pop(name, None)
-
-    variables, messages = run(f"from {module} import {name}")
-
-    assert variables[name] is getattr(importlib.import_module(home), name)
-    assert messages == [f"{module}.{name} is a former name of {home}.{name}. Replace it: from {home} import {name}"]
-
-
 @pytest.mark.parametrize(
     ("module", "name", "home"),
     [
@@ -160,65 +128,6 @@ def test_names_that_a_former_module_imported(module, name, home):
     variables, _ = run(f"from {module} import {name}")
 
     assert variables[name] is getattr(importlib.import_module(home), name)
-
-
-def test_modules_that_a_former_module_imported():
-    """A module of helpers is found in the modules that import it, with all of its former names."""
-    variables, _ = run("from composer.trainer.trainer import dist; write = dist.write_signal_file")
-
-    assert variables["write"] is importlib.import_module("composer.compat.replacements").write_signal_file
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "from composer.core import ComposerModel",
-        "from composer.trainer.data import Time",
-        "from composer.optim.muon import no_name",
-    ],
-)
-def test_names_that_are_not_imported(program):
-    """Packages have only their own names, and modules no unknown ones."""
-    with pytest.raises(ImportError, match="cannot import name"):
-        run(program)
-
-
-def test_unknown_modules():
-    """Other modules that do not exist raise the usual error."""
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'composer.nothing'"):
-        run("import composer.nothing")
-
-
-def test_packages_of_this_library_are_not_former_modules():
-    """A sub-package that is missing from a damaged installation is not replaced by an empty former one."""
-    current = {f"composer.{info.name}" for info in pkgutil.iter_modules(importlib.import_module("composer").__path__)}
-
-    assert {"composer.core", "composer.trainer"} <= current
-    assert current.isdisjoint(former_modules())
-
-
-def test_attributes_of_the_package():
-    """Sub-packages are attributes of composer after its import, former ones too."""
-    variables, messages = run("import composer; world = composer.utils.dist.get_world_size(); c = composer.callbacks")
-
-    assert variables["world"] == 1
-    assert variables["c"].__name__ == "composer.callbacks"
-    assert len(messages) == 1
-
-
-def test_names_of_a_module_are_listed():
-    """dir() of a former module lists its names."""
-    variables, _ = run("import composer.utils.dist; names = dir(composer.utils.dist); packages = dir(composer.utils)")
-
-    assert {"get_world_size", "barrier"} <= set(variables["names"])
-    assert {"dist", "reproducibility", "ensure_tuple"} <= set(variables["packages"])
-
-
-def test_all_names_of_a_module_are_imported():
-    """A former module has the names that it has here, and none that would be an error."""
-    variables, _ = run("from composer.utils import *")
-
-    assert {"dist", "ensure_tuple", "get_device"} <= set(variables)
 
 
 def test_the_warning_is_at_the_line_that_imports():
@@ -239,14 +148,6 @@ def test_a_name_warns_once():
     )
 
     assert len(messages) == 2
-
-
-@pytest.mark.filterwarnings("error")
-def test_warnings_as_errors():
-    """With warnings as errors, the import fails with the warning, and fails again."""
-    for _ in range(2):
-        with pytest.raises(DeprecationWarning, match="from composer import distributed"):
-            exec("from composer.utils import dist", {})
 
 
 def test_pickles_have_the_new_names():

@@ -3,39 +3,27 @@
 import random
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict, namedtuple
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-from composer.callbacks import CheckpointSaver
 from composer.compat.replacements import (
     FSDPConfig,
-    MissingConditionalImportError,
     ParallelismConfig,
     TPConfig,
-    check_max_duration,
-    convert_flat_dict_to_nested_dict,
-    convert_nested_dict_to_flat_dict,
     create_interval_scheduler,
     ensure_tuple,
     get_node_signal_file_name,
     get_rng_state,
-    initial_microbatch_size,
-    is_model_ddp,
     load_rng_state,
     local_rank_zero_download_and_wait,
-    map_collection,
     retry,
     seed_context,
-    split_list,
     write_signal_file,
 )
-from composer.core import Callback, Event, State, Time
+from composer.core import Callback, Event
 from composer.distributed.config import ParallelismConfig as Config
-from composer.optim.clock import convert_time
 from fixtures import small_run
 
 
@@ -46,26 +34,6 @@ from fixtures import small_run
 def test_ensure_tuple(given, expected):
     """Sequences and values of mappings become tuples; anything else is one item."""
     assert ensure_tuple(given) == expected
-
-
-@pytest.mark.parametrize(
-    ("interval", "options", "duration", "expected"),
-    [
-        ("2ba", {}, "1ep", ["ep0-ba2", "ep0-ba4", "ep1-ba5"]),
-        ("2ba", {"include_end_of_training": False}, "1ep", ["ep0-ba2", "ep0-ba4"]),
-        (1, {}, "2ep", ["ep1-ba5", "ep2-ba10"]),
-        ("4ba", {}, "6ba", ["ep0-ba4", "ep1-ba6"]),
-        (0, {}, "1ep", []),
-    ],
-)
-def test_interval_schedulers(tmp_path, interval, options, duration, expected):
-    """A schedule is due at each interval, and once at the end of the training; a CheckpointSaver accepts it."""
-    saver = CheckpointSaver(str(tmp_path), save_interval=create_interval_scheduler(interval, **options))
-
-    with small_run(max_duration=duration, callbacks=saver) as trainer:
-        trainer.fit()
-
-    assert sorted(path.name for path in tmp_path.glob("ep*")) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,38 +66,6 @@ def test_events_of_interval_schedulers(interval, options, duration, expected):
     assert due == expected
 
 
-def test_models_are_not_wrapped():
-    """The model of a state is not in a DistributedDataParallel."""
-    assert not is_model_ddp(small_run().state.model)
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "ssr", "expected"),
-    [
-        ("0.29dur", {"max_duration": "100ba"}, 2.0, "29ba"),
-        ("0.5dur", {"max_duration": "3ep"}, 1.0, "1ep"),
-        ("0.5dur", {"max_duration": "3ep", "dataloader_len": 10}, 1.0, "15ba"),
-        (Time(2, "ep"), {"dataloader_len": 10}, 0.5, "10ba"),
-        ("2ep", {}, 0.5, "1ep"),
-        ("100tok", {}, 0.25, "25tok"),
-    ],
-)
-def test_times_of_schedules(given, options, ssr, expected):
-    """Times are scaled, durations are a part of the training, and epochs are counted in batches where possible."""
-    assert convert_time(given, State(model=None, **options), ssr) == Time.from_timestring(expected)
-
-
-def test_a_schedule_must_not_end_before_the_training():
-    """A training that is longer than the schedule is an error, if the two can be compared."""
-    state = State(model=None, max_duration="3ep", dataloader_len=10)
-
-    with pytest.raises(ValueError, match="t_max must be at least max_duration, 3ep, got 29ba"):
-        check_max_duration("29ba", state)
-    for t_max in ("30ba", "3ep", "1dur", "5tok"):
-        check_max_duration(t_max, state)
-    check_max_duration("1ba", State(model=None))
-
-
 @pytest.mark.filterwarnings("ignore:.*_convert_time is a former name:DeprecationWarning")
 def test_a_schedule_with_a_former_helper_trains():
     """A schedule of a program that uses ``_convert_time`` sets the rates of its formula."""
@@ -160,12 +96,6 @@ def test_generators_are_restored():
     assert draw() == first
     load_rng_state([])
     assert draw() != first
-
-
-def test_an_error_for_a_missing_package():
-    """The error is an ImportError with the command to install."""
-    with pytest.raises(ImportError, match="pip install transformers"):
-        raise MissingConditionalImportError(extra_deps_group="nlp", conda_package="transformers")
 
 
 def test_waiting_for_a_file(monkeypatch, tmp_path):
@@ -207,12 +137,6 @@ def test_functions_are_tried_again():
     assert fail.__name__ == "fail"
 
 
-def test_parts_of_lists():
-    """The last part may be smaller; an empty list has no parts."""
-    assert split_list([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
-    assert split_list([], 2) == []
-
-
 @pytest.mark.parametrize(
     ("given", "reshards"),
     [
@@ -240,66 +164,6 @@ def test_settings_of_tensor_parallelism(monkeypatch):
     assert (replicated.mesh.tp, replicated.mesh.replicate, replicated.mesh.shard) == (2, 2, 1)
 
 
-def test_names_of_nested_dictionaries():
-    """The second argument is the beginning of the names; lists and mappings of other types are values."""
-    nested = {"a": {"b": {"c": 1}, "d": {}}, "e": [{"f": 2}], "g": OrderedDict(h=3)}
-
-    assert convert_nested_dict_to_flat_dict(nested) == {"a/b/c": 1, "e": [{"f": 2}], "g/h": 3}
-    assert convert_nested_dict_to_flat_dict(nested, "p") == {"p/a/b/c": 1, "p/e": [{"f": 2}], "p/g/h": 3}
-
-
-Pair = namedtuple("Pair", "one other")  # whose constructor takes no iterable
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (defaultdict(list, a=1), defaultdict(list, a=2)),
-        (OrderedDict(a=1), OrderedDict(a=2)),
-        (Counter(a=1), Counter(a=2)),
-        (Pair(1, 2), Pair(2, 4)),
-        ([1, 2], [2, 4]),
-    ],
-)
-def test_map_collection(given, expected):
-    """The result is of the same type, and a defaultdict keeps its default."""
-    mapped = map_collection(given, lambda number: 2 * number)
-
-    assert (mapped, type(mapped)) == (expected, type(expected))
-    assert getattr(mapped, "default_factory", None) is getattr(expected, "default_factory", None)
-
-
-@pytest.mark.parametrize(
-    ("degree", "error", "reason"),
-    [
-        ("2", TypeError, "an int"),
-        (1.5, TypeError, "an int"),
-        (True, TypeError, "an int"),
-        (0, ValueError, "at least 1"),
-    ],
-)
-def test_degree_that_is_no_number_of_processes(degree, error, reason):
-    """A wrong degree of tensor parallelism raises an error that names it."""
-    with pytest.raises(error, match=rf"\['tensor_parallel_degree'\] must be {reason}.* that compute a layer together"):
-        Config.from_arguments(ParallelismConfig(tp=TPConfig(tensor_parallel_degree=degree)), None)
-
-
-def test_settings_that_are_assigned():
-    """An assigned attribute changes the settings that the Trainer receives."""
-    config, fsdp = ParallelismConfig(), FSDPConfig()
-    config.fsdp = fsdp
-    fsdp.sharding_strategy, fsdp.mixed_precision = "SHARD_GRAD_OP", "FULL"
-    fsdp.state_dict_type = "sharded"
-
-    assert Config.from_arguments(config, None).fsdp.reshard_after_forward is False
-    assert config["fsdp"]["mixed_precision"] == "FULL"
-    assert (config.fsdp, fsdp.state_dict_type) == (fsdp, "sharded")
-
-    config.fsdp = None
-
-    assert config == {}
-
-
 @pytest.mark.parametrize(
     ("given", "mesh", "reshards"),
     [
@@ -319,37 +183,6 @@ def test_replicas_of_sharded_models(monkeypatch, given, mesh, reshards):
 
     assert (settings.mesh.replicate, settings.mesh.shard, settings.mesh.tp) == mesh
     assert settings.fsdp.reshard_after_forward is reshards
-
-
-def test_replicas_with_split_layers(monkeypatch):
-    """With tensor parallelism, the degrees are those of the other processes."""
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    fsdp, tp = FSDPConfig(data_parallel_replicate_degree=2), TPConfig(None, 2, {"*.in": "colwise"})
-
-    mesh = Config.from_arguments(ParallelismConfig(fsdp, tp), None).mesh
-
-    assert (mesh.replicate, mesh.shard, mesh.tp) == (2, 2, 2)
-
-
-def test_replicas_on_machines_with_split_layers(monkeypatch):
-    """A hybrid strategy shards over the processes of a machine that do not share a layer."""
-    monkeypatch.setenv("WORLD_SIZE", "16")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    config = ParallelismConfig(FSDPConfig("HYBRID_SHARD"), TPConfig(None, 2, {"*.in": "colwise"}))
-
-    mesh = Config.from_arguments(config, None).mesh
-
-    assert (mesh.replicate, mesh.shard, mesh.tp) == (2, 4, 2)
-
-
-def test_defaults_of_fsdp():
-    """Attributes that are not set have Composer's defaults."""
-    config = FSDPConfig(mixed_precision="PURE")
-
-    assert (config.sharding_strategy, config.mixed_precision, config.state_dict_type) == ("FULL_SHARD", "PURE", "full")
-    assert config.activation_checkpointing is config.cpu_offload is False
-    assert config.auto_wrap is config.use_orig_params is True
-    assert not hasattr(config, "nothing")
 
 
 def test_a_block_with_a_seed():
@@ -385,28 +218,3 @@ def test_the_registry_of_alibi():
     del policy_registry[Attention]
 
     assert [model[0].length, model[2].length] == [64, 65]
-
-
-@pytest.mark.parametrize(
-    ("size", "is_automatic", "batch_size", "expected"),
-    [(None, False, 4, 4), ("auto", True, 4, 4), (2, False, 4, 2), (2, False, None, 2)],
-)
-def test_initial_microbatch_sizes(size, is_automatic, batch_size, expected):
-    """A size that is not given, or is to be found, is that of the batches."""
-    loader = None if batch_size is None else DataLoader([1, 2], batch_size=batch_size)
-
-    assert initial_microbatch_size(size, is_automatic, loader) == expected
-
-
-def test_the_initial_microbatch_size_is_unknown():
-    """A loader without a batch size needs one; without a loader nothing is known yet."""
-    assert initial_microbatch_size(None, False, None) is None
-    with pytest.raises(ValueError, match="device_train_microbatch_size must be given"):
-        initial_microbatch_size(None, False, [1, 2])
-
-
-def test_nested_and_flat_dictionaries():
-    """The two functions are inverse to each other."""
-    nested = {"run": {"name": "mine", "sizes": {"batch": 2}}, "seed": 17}
-
-    assert convert_flat_dict_to_nested_dict(convert_nested_dict_to_flat_dict(nested)) == nested

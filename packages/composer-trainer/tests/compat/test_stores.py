@@ -21,16 +21,9 @@ from composer.compat.stores import (
     RemoteUploaderDownloader,
     S3ObjectStore,
     SFTPObjectStore,
-    extract_path_from_symlink,
     get_file,
-    is_uri,
-    list_remote_objects,
     maybe_create_object_store_from_uri,
-    maybe_create_remote_uploader_downloader_from_uri,
-    parse_uri,
-    validate_credentials,
 )
-from composer.core import State
 from fixtures import small_run, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
@@ -73,23 +66,6 @@ def test_objects(store, text, tmp_path):
     assert (tmp_path / "new" / "a.txt").read_text() == "hello"
 
 
-def test_missing_and_existing_files(store, text):
-    """A missing object, and a local file that exists, raise an error and change nothing."""
-    store.upload_object("a.txt", text)
-    text.write_text("own")
-
-    with pytest.raises(FileNotFoundError):
-        store.get_object_size("none.txt")
-    with pytest.raises(FileNotFoundError):
-        store.download_object("none.txt", text, overwrite=True)
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        store.download_object("a.txt", text)
-    assert text.read_text() == "own"
-    assert [path.name for path in text.parent.iterdir()] == ["a.txt"]
-    store.download_object("a.txt", text, overwrite=True)
-    assert text.read_text() == "hello"
-
-
 def test_credentials_of_s3(s3, text):
     """Key, secret, region and the settings of the client are passed on."""
     settings = {"region_name": "eu-west-1", "aws_access_key_id": "k", "aws_secret_access_key": "s"}
@@ -101,30 +77,6 @@ def test_credentials_of_s3(s3, text):
     assert files.config_kwargs["read_timeout"] == 5
     store.upload_object("credentials/a.txt", text)
     assert store.list_objects("credentials/") == ["credentials/a.txt"]
-
-
-@pytest.mark.parametrize(
-    ("uri", "expected"),
-    [
-        ("s3://bucket/a/b.pt", ("s3", "bucket", "a/b.pt")),
-        ("gs://bucket", ("gs", "bucket", "")),
-        ("oci://bucket@namespace/a?b#c", ("oci", "bucket", "a?b#c")),
-        ("/a/b.pt", ("", "", "/a/b.pt")),
-        ("a/b.pt", ("", "", "a/b.pt")),
-    ],
-)
-def test_parts_of_urls(uri, expected):
-    """A URL has a protocol, a bucket and a path; a local path is the path alone."""
-    assert parse_uri(uri) == expected
-
-
-def test_stores_of_urls(s3):
-    """The class follows from the protocol; a local path has none."""
-    assert isinstance(maybe_create_object_store_from_uri(f"{s3}/a"), S3ObjectStore)
-    assert type(maybe_create_object_store_from_uri("memory://bucket/a")) is ObjectStore
-    assert maybe_create_object_store_from_uri("runs/a") is None
-    assert maybe_create_object_store_from_uri("file:///runs/a") is None
-    assert maybe_create_remote_uploader_downloader_from_uri("runs/a") is None
 
 
 def test_get_file(store, text, tmp_path):
@@ -253,16 +205,6 @@ def test_new_machine_continues_after_a_kill(tmp_path):
     assert torch.equal(weights(complete), weights(later))
 
 
-def test_checkpoints_at_a_url_are_not_copied(store):
-    """An uploader adds nothing to checkpoints that are saved at a URL."""
-    uploader = RemoteUploaderDownloader(store.url, file_path_format_string="runs/{remote_file_name}")
-
-    with small_run(loggers=uploader, save_folder=f"{store.url}/own", max_duration="1ba") as trainer:
-        trainer.fit()
-
-    assert {name.partition("/")[0] for name in store.list_objects()} == {"own"}
-
-
 def test_settings_of_a_store_are_those_of_its_urls(monkeypatch, tmp_path):
     """What a store or uploader is given for its file system is also used for checkpoints and models below its URL."""
     from fsspec.implementations.memory import MemoryFileSystem
@@ -297,36 +239,6 @@ def test_settings_of_a_store_are_those_of_its_urls(monkeypatch, tmp_path):
         ObjectStore("sftp://host/other")
 
 
-def test_settings_of_one_store_are_not_those_of_another():
-    """A store below the URL of another, or at the same one, has only the settings that it was given."""
-    first = ObjectStore("memory://settings", skip_instance_cache=True)
-
-    second, third = ObjectStore("memory://settings/below"), ObjectStore("memory://settings")
-
-    assert first._files is not third._files
-    assert second._files is third._files is fsspec.filesystem("memory")
-
-
-def test_arguments_of_the_backend(s3, text):
-    """Arguments of the backend reach the store of the bucket."""
-    uploader = RemoteUploaderDownloader(s3, backend_kwargs={"prefix": "uploads", "region_name": "us-east-1"})
-
-    uploader.upload_file(State(model=None), "a.txt", text)
-
-    assert uploader.get_uri_for_file("a.txt") == f"{s3}/uploads/a.txt"
-    assert maybe_create_remote_uploader_downloader_from_uri(f"{s3}/x").get_uri_for_file("a") == f"{s3}/a"
-
-
-def test_settings_of_the_store_keep_its_folder():
-    """With settings of S3 as without, files go below the folder of the URL, unless the settings have another one."""
-    make = RemoteUploaderDownloader
-    settings = {"region_name": "eu-west-1"}
-
-    assert make("s3://bucket/runs").get_uri_for_file("a") == "s3://bucket/runs/a"
-    assert make("s3://bucket/runs", settings).get_uri_for_file("a") == "s3://bucket/runs/a"
-    assert make("s3://bucket/runs", settings | {"prefix": "b"}).get_uri_for_file("a") == "s3://bucket/b/a"
-
-
 def test_stores_of_other_protocols(monkeypatch):
     """Stores of GCS, OCI and SFTP are folders at URLs with their protocols, and SFTP's options reach the server."""
     from fsspec.implementations.memory import MemoryFileSystem
@@ -353,21 +265,3 @@ def test_stores_of_other_protocols(monkeypatch):
     assert (type(oci), oci.url) == (OCIObjectStore, "oci://bucket")
     assert sftp.url == "sftp://host/runs"
     assert sftp._files.options == {"port": 2222, "username": "me", "key_filename": "id_rsa", "timeout": 3}
-
-
-def test_small_files(store, tmp_path):
-    """A file that stands for a link is read, permissions are tried, and URLs are listed and recognized."""
-    (tmp_path / "latest.symlink").write_text("runs/ep1.pt")
-    store.upload_object("latest.symlink", tmp_path / "latest.symlink")
-
-    validate_credentials(store, "permitted.txt")
-
-    assert extract_path_from_symlink(str(tmp_path / "latest.symlink")) == "runs/ep1.pt"
-    assert extract_path_from_symlink("memory://bucket/latest.symlink", store) == "runs/ep1.pt"
-    assert store.list_objects() == ["latest.symlink", "permitted.txt"]
-    if store.url == "memory://bucket":
-        assert list_remote_objects("memory://bucket/l") == ["latest.symlink"]
-    with pytest.raises(ValueError, match="remote_path must be a URL, got 'runs'"):
-        list_remote_objects("runs")
-    assert is_uri("gs://bucket/a")
-    assert not is_uri("/a/b")

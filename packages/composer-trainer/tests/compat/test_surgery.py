@@ -8,14 +8,12 @@ from torch import nn
 
 from composer.compat.replacements import FSDPConfig, TPConfig
 from composer.compat.surgery import (
-    blurmax_pool2d,
     prepare_ddp_module,
     prepare_fsdp_module,
     prepare_tp_module,
     register_alibi,
-    zero_and_freeze_expand_position_embeddings,
 )
-from composer.functional import AlibiBias, BlurMaxPool2d
+from composer.functional import AlibiBias
 
 
 @pytest.fixture
@@ -44,28 +42,6 @@ def test_biases_of_alibi(heads, causal):
         torch.testing.assert_close((module.alibi + mask).softmax(-1), (expected + mask).softmax(-1))
     else:
         torch.testing.assert_close(module.alibi[0], expected)
-
-
-def test_position_embeddings():
-    """The embedding gets zeros for the new length, which are not trained; a missing one is an error."""
-    model = nn.Sequential(nn.Module())
-    model[0].wpe = nn.Embedding(4, 2, dtype=torch.float64)
-
-    zero_and_freeze_expand_position_embeddings(model, 9, "0.wpe")
-
-    assert torch.equal(model[0].wpe(torch.arange(9)), torch.zeros(9, 2, dtype=torch.float64))
-    assert not model[0].wpe.weight.requires_grad
-    with pytest.raises(AttributeError):
-        zero_and_freeze_expand_position_embeddings(model, 9, "0.wte")
-
-
-def test_pooling():
-    """The function is the layer; filters of the program's own are an error."""
-    images = torch.rand(2, 3, 8, 8)
-
-    assert torch.equal(blurmax_pool2d(images), BlurMaxPool2d(2, 2)(images))
-    with pytest.raises(ValueError, match="filter must be None"):
-        blurmax_pool2d(images, filter=torch.ones(3, 3))
 
 
 def test_modules_are_prepared(group):

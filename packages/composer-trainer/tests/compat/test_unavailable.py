@@ -22,24 +22,3 @@ def test_names_that_cannot_be_used(entry):
         with pytest.raises(NotImplementedError, match=re.escape(f"{name} is not available here. {entry.advice}")):
             use()
     assert not isinstance(3, found)
-
-
-@pytest.mark.parametrize(
-    "former",
-    [
-        "composer.utils.KNOWN_COMPRESSORS",
-        "composer.utils.compression.KNOWN_COMPRESSORS",
-        "composer.utils.remote_uploader.RemoteFilesExistingCheckStatus",
-    ],
-)
-def test_constants(former):
-    """The import of data raises the error, as a list or a string could be used where none can be raised."""
-    parent, _, name = former.rpartition(".")
-
-    with pytest.raises(ImportError, match=rf"^{re.escape(former)} is not available here\. \w+ .*\. See docs"):
-        exec(f"from {parent} import {name}", {})
-
-
-def test_other_names():
-    """A name that is not in the table is no attribute of the module."""
-    assert not hasattr(importlib.import_module(UNAVAILABLE), "nothing")

@@ -6,7 +6,6 @@ from torch import nn
 
 from composer.compat.weights import (
     download_monolithic_checkpoint,
-    fsdp_state_dict_type_context,
     get_fsdp_full_optim_state_dict,
     get_model_state_dict,
     get_optim_state_dict,
@@ -49,11 +48,6 @@ class TestModel:
         """Weights are chosen, or left out, by patterns."""
         assert get_model_state_dict(model, **patterns).keys() == names
 
-    def test_both_patterns_raise(self, model):
-        """Only one kind of patterns has a meaning."""
-        with pytest.raises(ValueError, match="include_keys='a' and ignore_keys='b' exclude each other"):
-            get_model_state_dict(model, include_keys="a", ignore_keys="b")
-
 
 class TestOptimizer:
     def test_state(self, model, optimizer):
@@ -75,11 +69,6 @@ class TestOptimizer:
         monkeypatch.setenv("RANK", "1")
 
         assert (not get_fsdp_full_optim_state_dict(model, optimizer, rank0_only=rank0_only)) is is_empty
-
-    def test_context(self, model):
-        """The context changes nothing."""
-        with fsdp_state_dict_type_context(model, state_dict_type="sharded"):
-            assert model.state_dict().keys() == nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).state_dict().keys()
 
 
 @pytest.mark.parametrize(

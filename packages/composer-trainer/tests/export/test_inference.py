@@ -144,14 +144,6 @@ class TestTorchExport:
         assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
         assert all(torch.equal(one.grad, old) for one, old in zip(model.parameters(), gradients, strict=True))
 
-    def test_evaluation_mode(self, tmp_path):
-        """The export is in evaluation mode, also while the model is training."""
-        model = Function(nn.Dropout(0.9)).train()
-
-        export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(3, 4))
-
-        assert torch.equal(load(tmp_path / "model.pt2")(torch.ones(5, 4)), torch.ones(5, 4))
-
     def test_transforms_in_order(self, tmp_path):
         """Each transform receives the result of the previous one; additions are in evaluation mode."""
         modes = []
@@ -170,47 +162,6 @@ class TestTorchExport:
 
         assert load(tmp_path / "model.pt2")(torch.full((2,), 5.0)).tolist() == [11.0, 11.0]
         assert modes == [False]
-
-    def test_batch_of_one_sample(self, tmp_path):
-        """A batch of one sample gives a dynamic batch size."""
-        model = conv_net().eval()
-
-        export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=images(1))
-
-        with torch.no_grad():
-            for samples in (1, 3):
-                inputs = images(samples)
-                torch.testing.assert_close(load(tmp_path / "model.pt2")(inputs[0]), model(inputs))
-
-    def test_names(self, tmp_path):
-        """Inputs and outputs can be renamed."""
-        model = Function(lambda batch: (batch["a b"] + 1, [batch["c"]]))
-        sample = {"a b": torch.ones(3), "c": torch.ones(3)}
-
-        export_for_inference(
-            model,
-            "torchexport",
-            tmp_path / "model.pt2",
-            sample_input=sample,
-            input_names=["first", "second"],
-            output_names=["more", "same"],
-        )
-
-        outputs = load(tmp_path / "model.pt2")(first=torch.zeros(2), second=torch.zeros(2))
-        assert {name: value.tolist() for name, value in outputs.items()} == {"more": [1.0, 1.0], "same": [0.0, 0.0]}
-
-    def test_fixed_number_of_samples(self, tmp_path):
-        """A model with a fixed number of samples requires dynamic_batch=False."""
-        model = Function(lambda batch: batch.reshape(4, -1).sum(dim=1))
-
-        with pytest.raises(ExportError, match="dynamic_batch=False"):
-            export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4, 2))
-        assert list(tmp_path.iterdir()) == []
-        export_for_inference(
-            model, "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4, 2), dynamic_batch=False
-        )
-
-        assert load(tmp_path / "model.pt2")(torch.ones(4, 2)).tolist() == [2.0] * 4
 
     def test_different_outputs_are_not_written(self, tmp_path):
         """A model whose outputs depend on other state raises with the difference; an existing file is preserved."""
@@ -238,25 +189,6 @@ class TestTorchExport:
             export_for_inference(
                 Function(size_dependent), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4)
             )
-
-    def test_tolerance(self, tmp_path):
-        """The tolerance can be set."""
-
-        def biased(batch):
-            return batch + (0.01 if torch.compiler.is_exporting() else 0.0)
-
-        with pytest.raises(ExportError):
-            export_for_inference(Function(biased), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4))
-        export_for_inference(
-            Function(biased),
-            "torchexport",
-            tmp_path / "model.pt2",
-            sample_input=torch.ones(4),
-            rtol=0.0,
-            atol=0.02,
-        )
-
-        assert (tmp_path / "model.pt2").exists()
 
     def test_url(self, tmp_path):
         """A URL that fsspec supports has the same file."""
@@ -291,11 +223,6 @@ class TestTorchExport:
             export_for_inference(Function(lambda batch: 2 * torch.as_tensor(batch[0])), **arguments | change)
 
         assert list(tmp_path.iterdir()) == []
-
-    def test_non_tensor_outputs_raise(self, tmp_path):
-        """A forward pass that returns no tensors cannot be exported."""
-        with pytest.raises(TypeError, match="forward must return"):
-            export_for_inference(Function(str), "torchexport", tmp_path / "model", sample_input=torch.ones(2))
 
     def test_sharded_model(self, tmp_path):
         """A sharded model raises, also when it has its complete weights, as after a forward pass in evaluation."""
@@ -354,39 +281,6 @@ class TestOnnx:
         outputs = evaluate(tmp_path / "model.onnx", first=torch.ones(2, 2), second=torch.zeros(2, 2))
         assert outputs["sum"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
         assert outputs["first_output"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
-
-    def test_generated_names_are_unique(self, evaluate, tmp_path):
-        """A generated output name differs from all other names."""
-        model = Function(lambda batch: {"x": 2 * batch["x"], "x_output": 3 * batch["x"]})
-
-        export_for_inference(model, "onnx", tmp_path / "model.onnx", sample_input={"x": torch.ones(3, 2)})
-
-        outputs = evaluate(tmp_path / "model.onnx", x=torch.ones(1, 2))
-        assert outputs["x_output"].tolist() == [[3.0, 3.0]]
-        assert outputs["x_output_output"].tolist() == [[2.0, 2.0]]
-
-    def test_duplicate_output_names_raise(self, tmp_path):
-        """Two outputs of one name raise before the export."""
-        with pytest.raises(ValueError, match=r"output_names must have one unique name .*, got \['b', 'b'\]"):
-            export_for_inference(
-                Function(lambda batch: (batch, 2 * batch)),
-                "torchexport",
-                tmp_path / "model.pt2",
-                sample_input=torch.ones(3, 2),
-                output_names=["b", "b"],
-            )
-
-    def test_name_of_input_and_output_raises(self, tmp_path):
-        """A name of an input and an output raises, and no file is left."""
-        with pytest.raises(ValueError, match=r"output_names must not be names of inputs in ONNX, got \['input'\]"):
-            export_for_inference(
-                Function(lambda batch: 2 * batch),
-                "onnx",
-                tmp_path / "model.onnx",
-                sample_input=torch.ones(3, 2),
-                output_names=["input"],
-            )
-        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -447,20 +341,3 @@ class TestEvaluationWeights:
         exported = load(tmp_path / "model.pt2")(batch[0])
         torch.testing.assert_close(exported, expected)
         assert not torch.allclose(exported, other, atol=1e-3)
-
-    def test_training_weights_are_restored_after_an_error(self):
-        """An error in the block restores the training weights."""
-        trainer = small_run(algorithms=EMA(half_life=None, smoothing=0.9), max_duration="3ba")
-        trainer.fit()
-        before, within = weights(trainer), []
-
-        def fail():
-            with evaluation_weights(trainer.state):
-                within.append(weights(trainer))
-                raise KeyError
-
-        with pytest.raises(KeyError):
-            fail()
-
-        assert not torch.equal(within[0], before)
-        assert torch.equal(weights(trainer), before)

@@ -1,13 +1,9 @@
 """Plots of schedules match the rates of a run."""
 
-import builtins
-import math
-
 import pytest
 import torch
 
 from composer.callbacks import LRMonitor
-from composer.core import State
 from composer.loggers import InMemoryLogger
 from composer.optim import (
     CosineAnnealingWithWarmupScheduler,
@@ -82,18 +78,6 @@ class TestPlotSchedule:
         _, rates = drawn(axes)["make"]
         assert rates[:-1] == pytest.approx(trained)
 
-    @pytest.mark.parametrize(
-        ("unit", "step"), [("ba", 1), ("sp", 1), ("tok", 1), ("ep", 1), ("iter", 1), ("sec", 100 / 99)]
-    )
-    def test_in_any_unit(self, unit, step):
-        """A run of 100 in any unit decreases by a hundredth per step."""
-        axes = plot_schedule(LinearScheduler(), f"100{unit}", num_points=100)
-
-        ((where, rates),) = drawn(axes).values()
-        assert where[:-1] == pytest.approx([step * place for place in range(100)])
-        assert rates[:-1] == pytest.approx([1 - x / 100 for x in where[:-1]])
-        assert axes.get_xlim() == (0, 100)
-
     def test_labels(self):
         """Each schedule has a line and its name in the legend."""
         schedules = {"warm": CosineAnnealingWithWarmupScheduler("2ba"), "line": LinearScheduler()}
@@ -102,65 +86,6 @@ class TestPlotSchedule:
 
         assert list(drawn(axes)) == ["warm", "line"]
         assert [text.get_text() for text in axes.get_legend().get_texts()] == ["warm", "line"]
-
-    def test_default_labels(self):
-        """Without labels schedules are named by their differing settings; functions by their names."""
-
-        def half(state, ssr=1.0):
-            return 0.5
-
-        schedules = [MultiStepScheduler(["3ba", "8ba"]), StepScheduler("3ba", gamma=0.5), LinearScheduler(), half, half]
-
-        axes = plot_schedule(schedules, "10ba")
-
-        assert list(drawn(axes)) == [
-            "MultiStep(milestones=[3ba, 8ba])",
-            "StepScheduler(step_size=3ba, gamma=0.5)".replace("Scheduler", ""),
-            "Linear()",
-            "half",
-            "half (5)",
-        ]
-        assert drawn(axes)["half"][1] == [0.5] * 11
-
-    def test_long_runs_are_subsampled(self):
-        """At most the given number of points is plotted, with the first and last batch and exact rates."""
-        axes = plot_schedule(LinearScheduler(), "100000ba", num_points=7)
-
-        ((where, rates),) = drawn(axes).values()
-        assert (where[0], where[-2], where[-1], len(where)) == (0, 99_999, 100_000, 8)
-        assert rates[:-1] == pytest.approx([1 - batch / 100_000 for batch in where[:-1]])
-
-    def test_axes_argument(self, tmp_path):
-        """It plots on the given axes, and the figure can be saved."""
-        from matplotlib import pyplot
-
-        figure, axes = pyplot.subplots()
-
-        assert plot_schedule(LinearScheduler(), "10ep", ax=axes) is axes
-        figure.savefig(tmp_path / "schedule.png")
-        picture = pyplot.imread(tmp_path / "schedule.png")
-        assert len({tuple(pixel) for row in picture for pixel in row.tolist()}) > 10
-        assert (axes.get_xlabel(), axes.get_ylabel()) == ("epochs", "learning rate")
-
-    def test_epochs_of_unknown_length(self):
-        """Without batches_in_epoch a run in epochs changes at their ends."""
-        axes = plot_schedule(LinearScheduler(), "4ep")
-
-        assert drawn(axes)["Linear()"] == ([0, 1, 2, 3, 4], [1.0, 0.75, 0.5, 0.25, 0.25])
-
-    def test_steps_for_few_batches(self):
-        """Few batches are plotted as steps, many as a curve."""
-        few, many = plot_schedule(LinearScheduler(), "10ba"), plot_schedule(LinearScheduler(), "500ba")
-
-        assert [axes.get_lines()[0].get_drawstyle() for axes in (few, many)] == ["steps-post", "default"]
-
-    def test_state_is_not_modified(self):
-        """A schedule that uses the state receives a separate one."""
-        recorded = []
-        plot_schedule(lambda state, ssr=1.0: recorded.append(state) or 1.0, "3ba")
-
-        assert all(isinstance(state, State) and state.model is None for state in recorded)
-        assert math.isclose(float(recorded[-1].timestamp.batch), 2)
 
     @pytest.mark.parametrize(
         ("arguments", "options", "error", "message"),
@@ -189,17 +114,3 @@ class TestPlotSchedule:
         """The error has the argument's name."""
         with pytest.raises(error, match=message):
             plot_schedule(*arguments, **options)
-
-    def test_without_matplotlib(self, monkeypatch):
-        """The error states how to install it."""
-        original = builtins.__import__
-
-        def import_without_matplotlib(name, *arguments, **options):
-            if name.startswith("matplotlib"):
-                raise ModuleNotFoundError(f"No module named {name!r}")
-            return original(name, *arguments, **options)
-
-        monkeypatch.setattr(builtins, "__import__", import_without_matplotlib)
-
-        with pytest.raises(ModuleNotFoundError, match="draws with matplotlib: pip install matplotlib"):
-            plot_schedule(LinearScheduler(), "4ep")

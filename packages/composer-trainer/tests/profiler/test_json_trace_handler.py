@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer.core import Logger, LoggerDestination, State, Timestamp
+from composer.core import Logger, State, Timestamp
 from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 
 
@@ -42,26 +42,6 @@ class TestTraining:
 
         assert "forward" in names(tmp_path / "6.json.gz")
 
-    def test_reused_handler(self, train, tmp_path):
-        """A second training raises before its first batch and deletes nothing, unless overwrite=True."""
-        profiler = make_profiler(JSONTraceHandler(str(tmp_path), num_traces_to_keep=1))
-        train(profiler)
-
-        with pytest.raises(FileExistsError, match="Set overwrite=True to overwrite them"):
-            train(profiler)
-        assert [path.name for path in tmp_path.iterdir()] == ["ep1-ba6-rank0.json"]
-        train(make_profiler(JSONTraceHandler(str(tmp_path), overwrite=True)))
-
-    def test_two_fits_of_a_training(self, make_trainer, tmp_path):
-        """A continued training appends to its own traces."""
-        with make_trainer(make_profiler(JSONTraceHandler(str(tmp_path)))) as trainer:
-            trainer.fit(duration="3ba")
-            trainer.fit(duration="3ba")
-            trainer.fit(duration="2ba", reset_time=True)
-
-        names = sorted(path.name for path in tmp_path.iterdir())
-        assert names == ["ep0-ba2-rank0.json", "ep0-ba3-rank0.json", "ep1-ba6-rank0.json"]
-
     def test_two_ranks(self, train, watch, tmp_path):
         """Names contain the rank."""
 
@@ -99,42 +79,6 @@ class TestFiles:
 
         assert write_batches(handler, State(model=None)) == left
 
-    def test_failed_write_leaves_no_file(self, tmp_path):
-        """A failed write leaves no partial file and preserves existing ones."""
-        path = tmp_path / "trace.json"
-        path.write_text("former")
-
-        def fail(unfinished):
-            unfinished.write_text("half")
-            raise OSError("disk full")
-
-        handler = JSONTraceHandler(str(tmp_path), "trace.json")
-        with pytest.raises(OSError, match="disk full"):
-            handler.write(fail, State(model=None), Logger(State(model=None)))
-
-        assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("trace.json", "former")]
-
-    def test_uploads_of_files_that_are_not_kept(self, tmp_path):
-        """Files with a remote name are uploaded, also if they are not kept locally."""
-
-        class Keeping(LoggerDestination):
-            kept = ()
-
-            def upload_file(self, state, remote_file_name, file_path, *, overwrite=False):
-                self.kept = (remote_file_name, file_path.read_text(), overwrite)
-
-            def can_upload_files(self):
-                return True
-
-        state, keeping = State(model=None, run_name="mine"), Keeping()
-        handler = JSONTraceHandler(
-            str(tmp_path), remote_file_name="{run_name}/{batch}", num_traces_to_keep=0, overwrite=True
-        )
-        handler.write(lambda path: path.write_text("x"), state, Logger(state, keeping))
-
-        assert keeping.kept == ("mine/0", "x", True)
-        assert handler.existing(state) == []
-
 
 class TestExistingTraces:
     def test_of_another_training_raise(self, tmp_path):
@@ -157,12 +101,6 @@ class TestExistingTraces:
         handler.open(other, Logger(other))
 
         assert handler.existing(other) == []
-
-    def test_unfinished_files_are_ignored(self, tmp_path):
-        """A file that another process is writing is not a trace."""
-        (tmp_path / ".unfinished-1").write_text("half")
-
-        assert JSONTraceHandler(str(tmp_path), "{batch}").existing(State(model=None)) == []
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from composer.algorithms import EMA, GradientClipping, LabelSmoothing
-from composer.core import Engine, Event, Logger, State, Timestamp
+from composer.core import Engine, State, Timestamp
 from composer.core.event import STEP_EVENTS
-from composer.profiler import JSONTraceHandler, Profiler, ProfilerAction, TraceHandler, cyclic_schedule
+from composer.profiler import JSONTraceHandler, Profiler, TraceHandler, cyclic_schedule
 from fixtures import vector_batches
 
 
@@ -96,41 +95,6 @@ class TestSpans:
         assert "aten::linear" in keeping.operations
         assert spans["dataloader"]["ts"] + spans["dataloader"]["dur"] <= spans["batch"]["ts"]
 
-    def test_components_have_spans(self, train, watch, uploads):
-        """Each algorithm, callback and logger has a span at each of its events."""
-        keeping = Keeping()
-        type(uploads).batch_end = lambda self, state, logger: None
-        train(
-            make_profiler(cyclic_schedule(wait=1, active=2), keeping),
-            callbacks=[watch("batch_end", lambda state: None), watch("before_forward", lambda state: None)],
-            algorithms=[LabelSmoothing(), GradientClipping("norm", 1.0), EMA(half_life="2ba")],
-            loggers=uploads,
-        )
-
-        calls = [name for name in names(keeping.windows[0]) if name.startswith(("algorithm", "callback", "logger"))]
-        in_a_batch = [
-            "callback/Watch.1",
-            "algorithm/LabelSmoothing",
-            "algorithm/LabelSmoothing",
-            "algorithm/GradientClipping",
-            "algorithm/EMA",
-            "callback/Watch",
-            "logger/Uploads",
-        ]
-        assert calls == [*in_a_batch, *in_a_batch]
-
-    def test_subscriptions_have_spans(self):
-        """Functions subscribed with engine.on are recorded by name, also in the first batch."""
-        keeping = Keeping()
-        state = State(model=None, callbacks=make_profiler(lambda state: ProfilerAction.ACTIVE, keeping))
-        engine = Engine(state)
-        engine.on("fit_start", print_nothing)
-        for event in ("init", "fit_start", "batch_start"):
-            engine.run_event(event)
-        engine.close()
-
-        assert "subscription/print_nothing" in names(keeping.windows[0])
-
     def test_evaluations_have_spans(self, train):
         """An evaluation among active batches is recorded with its phases."""
         keeping = Keeping()
@@ -140,19 +104,6 @@ class TestSpans:
         evaluation = [name for name in names(keeping.windows[0]) if name.startswith("eval")]
         assert evaluation == ["eval_all", "eval", *["eval_batch", "eval_forward"] * 2]
 
-    def test_batch_that_runs_again(self):
-        """A phase that begins a second time ends the first, as when a batch is repeated in smaller parts."""
-        keeping = Keeping()
-        profiler = make_profiler(lambda state: ProfilerAction.ACTIVE, keeping)
-        engine = Engine(State(model=None, callbacks=profiler))
-        for event in ("init", "fit_start", "before_train_batch", "before_forward", "before_forward", "after_forward"):
-            engine.run_event(event)
-        engine.close()
-
-        spans = [event for event in keeping.windows[0] if event["name"] in ("train_batch", "forward")]
-        assert [span["name"] for span in spans] == ["train_batch", "forward", "forward"]
-        assert spans[1]["ts"] + spans[1]["dur"] <= spans[2]["ts"]
-
     def test_does_not_change_training(self, train):
         """The weights are bit-identical with and without the profiler."""
         plain = train(None)
@@ -160,10 +111,6 @@ class TestSpans:
 
         weights = [list(trainer.state.model.parameters()) for trainer in (plain, profiled)]
         assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-
-
-def print_nothing(state, logger):
-    """Do nothing."""
 
 
 class TestSchedule:
@@ -185,33 +132,6 @@ class TestSchedule:
         assert names(keeping.windows[0])[-1] == "event/fit_end"
         assert keeping.calls == ["open", "save"]
 
-    @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup:UserWarning")
-    def test_cycle_without_a_batch_is_not_saved(self, train):
-        """A cycle that begins after the last batch has no trace, which would replace that of the cycle before."""
-        keeping = Keeping()
-        train(make_profiler(cyclic_schedule(warmup=0, active=2, repeat=0), keeping), duration="4ba")
-
-        assert [steps(window) for window in keeping.windows] == [[0, 1], [2, 3]]
-
-    def test_warmup_is_not_saved(self, train):
-        """A training that ends during the warm-up has no trace."""
-        keeping = Keeping()
-        train(make_profiler(cyclic_schedule(wait=6, warmup=3), keeping))
-
-        assert keeping.calls == ["open"]
-
-    def test_schedule_without_save(self, train):
-        """As in torch, a schedule that stops without saving discards the recording, with a warning."""
-        keeping = Keeping()
-
-        def schedule(state):
-            return ProfilerAction.ACTIVE if state.timestamp.batch < 2 else ProfilerAction.SKIP
-
-        with pytest.warns(UserWarning, match="Incorrect schedule: RECORD followed by NONE"):
-            train(make_profiler(schedule, keeping))
-
-        assert keeping.windows == []
-
     def test_uses_the_clock(self):
         """A run that starts in the middle records the due batches, with their numbers."""
         keeping = Keeping()
@@ -223,13 +143,6 @@ class TestSchedule:
         run_batches(engine, 3)
 
         assert [steps(window) for window in keeping.windows] == [[10]]
-
-    def test_loop_without_init(self):
-        """The error for a custom loop states what is missing."""
-        engine = Engine(State(model=None, callbacks=make_profiler(cyclic_schedule(), Keeping())))
-
-        with pytest.raises(RuntimeError, match='must run the event "init" before training'):
-            engine.run_event("fit_start")
 
 
 class TestOwnRanges:
@@ -269,22 +182,6 @@ class TestAborted:
         assert found.count("forward") == 3
         assert found.count("backward") == 2
         assert found[-1] == "callback/Watch"
-
-    def test_error_before_training(self):
-        """A run that ends before its first batch writes nothing."""
-        keeping = Keeping()
-        engine = Engine(State(model=None, callbacks=make_profiler(cyclic_schedule(), keeping)))
-        engine.run_event("init")
-        engine.close()
-
-        assert keeping.calls == []
-
-
-def test_plan_shows_the_profiler_only_at_init():
-    """The profiler wraps calls, so that a step's plan has no additional entries."""
-    engine = Engine(State(model=None, callbacks=make_profiler(cyclic_schedule(), Keeping())), Logger(State(model=None)))
-
-    assert [*engine.explain().entries] == [Event.INIT]
 
 
 @pytest.mark.gpu

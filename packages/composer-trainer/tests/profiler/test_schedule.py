@@ -34,13 +34,6 @@ def test_equals_torch_schedule(skip_first, wait, warmup, active, repeat):
     assert [action.value for action in actual] == [expected(step) for step in range(40)]
 
 
-def test_defaults():
-    """By default one batch is a warm-up, four are recorded, once."""
-    said = actions(cyclic_schedule(), 8)
-
-    assert [action.name for action in said] == ["WARMUP", *["ACTIVE"] * 3, "ACTIVE_AND_SAVE", *["SKIP"] * 3]
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
