@@ -6,9 +6,8 @@ import re
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from composer.callbacks import LoadCheckpoint
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
@@ -48,31 +47,6 @@ class TestLoss:
         with pytest.raises(kind, match=message):
             trainer.fit()
 
-    def test_one_element_loss(self):
-        """A loss of shape (1,) is a scalar."""
-        trainer = small_run(model=WithLoss(lambda loss, outputs: loss[None]), max_duration="1ba")
-
-        trainer.fit()
-
-        assert trainer.state.timestamp.batch == "1ba"
-
-    def test_other_backward_errors_propagate(self):
-        """An error in the model's backward pass propagates."""
-
-        class Fails(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, grad):
-                return grad.clone()
-
-            @staticmethod
-            def backward(ctx, gradient):
-                raise RuntimeError("no gradient today")
-
-        trainer = small_run(model=WithLoss(lambda loss, outputs: Fails.apply(loss)), max_duration="1ba")
-
-        with pytest.raises(RuntimeError, match="no gradient today"):
-            trainer.fit()
-
 
 class TestErrorsOfTheModel:
     @pytest.mark.parametrize(
@@ -107,16 +81,6 @@ class TestErrorsOfTheModel:
         assert f"({str(dtype).removeprefix('torch.')}[4, 4], int64[4])" in shapes
         assert re.match(r"The parameters of ComposerClassifier are float32\. Convert .* by x\.float\(\)", advice)
 
-    def test_in_the_loss(self):
-        """An error of the loss has the same note."""
-        trainer = small_run(train_dataloader=[(torch.zeros(4, 4), torch.zeros(3).long())], max_duration="1ba")
-        trainer.state.train_data_spec.get_num_samples_in_batch = len
-
-        with pytest.raises(ValueError, match="targets must be") as raised:
-            trainer.fit()
-
-        assert "ComposerClassifier.loss was called after the event 'before_loss'" in raised.value.__notes__[0]
-
     def test_in_evaluation(self):
         """An evaluation during a training has its own batch in the note, once."""
         trainer = small_run(eval_dataloader=[(torch.zeros(4, 5), torch.zeros(4).long())], max_duration="1ep")
@@ -127,13 +91,6 @@ class TestErrorsOfTheModel:
         (note,) = raised.value.__notes__
         assert "eval_forward was called after the event 'eval_before_forward'" in note
         assert "float32[4, 5]" in note
-
-    def test_in_prediction(self):
-        """A prediction has its event in the note."""
-        with pytest.raises(RuntimeError) as raised:
-            small_run().predict([(torch.zeros(4, 5), torch.zeros(4).long())])
-
-        assert "'predict_before_forward', with the batch (float32[4, 5], int64[4])" in raised.value.__notes__[0]
 
 
 class TestMetrics:
@@ -157,11 +114,6 @@ class TestIgnoreKeys:
         ):
             small_run(save_folder=str(tmp_path), **{name: 5})
 
-    def test_of_load_checkpoint(self):
-        """LoadCheckpoint raises at construction, too."""
-        with pytest.raises(TypeError, match=r"ignore_keys must be strings such as .* or a function, got 5"):
-            LoadCheckpoint("run", ignore_keys=5)
-
 
 def nothing_for(number):
     """Return a function that returns its input, but None for one call."""
@@ -177,20 +129,7 @@ def loaders_with_none():
     return {
         "list": [batch, batch, None, batch],
         "collate_fn": DataLoader(samples, batch_size=4, collate_fn=lambda samples: dropping(collate(samples))),
-        "iterator": RepeatedBatches([batch, batch, None, batch]),
     }
-
-
-class RepeatedBatches:
-    """An iterable that is neither a list nor a DataLoader."""
-
-    def __init__(self, batches):
-        """Of these batches."""
-        self.batches = batches
-
-    def __iter__(self):
-        """Iterate."""
-        return iter(self.batches)
 
 
 class TestBatchesThatAreNone:
@@ -214,12 +153,6 @@ class TestBatchesThatAreNone:
         with pytest.raises(ValueError, match=r"^eval_dataloader 'held out' returned None as batch 2 of the epoch"):
             small_run(max_duration="1ep").eval(evaluator)
 
-    @pytest.mark.parametrize("kind", loaders_with_none())
-    def test_in_prediction(self, kind):
-        """The error has the parameter's name."""
-        with pytest.raises(ValueError, match=r"^dataloader returned None as batch 2 of the epoch"):
-            small_run(max_duration="1ep").predict(loaders_with_none()[kind])
-
     @pytest.mark.parametrize(
         ("do", "whose"),
         [("fit", "train_dataloader"), ("eval", "eval_dataloader 'eval'"), ("predict", "dataloader")],
@@ -231,36 +164,6 @@ class TestBatchesThatAreNone:
 
         with pytest.raises(ValueError, match=f"^batch_transforms of {whose} returned None as batch 2 of"):
             getattr(trainer, do)(*[] if do == "fit" else [spec])
-
-    def test_in_export(self, tmp_path):
-        """An export raises too."""
-        trainer = small_run(train_dataloader=[None], max_duration="1ep")
-
-        with pytest.raises(ValueError, match=r"first batch .* returned None as batch 0"):
-            trainer.export_for_inference("torchexport", str(tmp_path / "model.pt2"))
-
-
-class TestBatches:
-    @pytest.mark.parametrize("where", ["train", "eval", "predict"])
-    def test_invalid_count(self, where):
-        """The return value of get_num_samples_in_batch is checked wherever batches are counted."""
-        spec = DataSpec(make_loader(), get_num_samples_in_batch=lambda batch: "4")
-        options = {"eval": {"eval_dataloader": spec}, "train": {"train_dataloader": spec}}.get(where, {})
-        trainer = small_run(max_duration="1ep", **options)
-
-        with pytest.raises(TypeError, match=r"get_num_samples_in_batch must return a whole number.*got '4'"):
-            trainer.predict(spec) if where == "predict" else trainer.fit()
-
-    @pytest.mark.parametrize("parts", [[], None])
-    def test_split_batch_without_return(self, parts):
-        """A split_batch that returns nothing raises in training and evaluation with its name."""
-        spec = DataSpec(make_loader(), split_batch=lambda batch, size: parts)
-        evaluator = Evaluator(label="eval", dataloader=spec, device_eval_microbatch_size=2)
-
-        with pytest.raises((TypeError, ValueError), match="split_batch must return"):
-            small_run(train_dataloader=spec, device_train_microbatch_size=2, max_duration="1ep").fit()
-        with pytest.raises((TypeError, ValueError), match="split_batch must return"):
-            small_run(eval_dataloader=evaluator).eval()
 
 
 def flags(function):
@@ -275,23 +178,6 @@ class TestFlags:
         """Every flag of the trainer rejects strings with its name."""
         with pytest.raises(TypeError, match=f"{name} must be True or False.*, got {value!r}"):
             small_run(**{name: value})
-
-    @pytest.mark.parametrize("name", flags(Trainer.fit))
-    def test_fit_flags(self, name):
-        """fit() rejects them too."""
-        with pytest.raises(TypeError, match=f"{name} must be True or False.*, got 'no'"):
-            small_run(max_duration="1ep").fit(**{name: "no"})
-
-    def test_predict_and_save_flags(self, tmp_path):
-        """predict() and save_checkpoint() reject them too, and nothing is written."""
-        trainer = small_run()
-
-        with pytest.raises(TypeError, match="return_outputs must be True or False, got 'no'"):
-            trainer.predict(make_loader(), return_outputs="no")
-        with pytest.raises(TypeError, match="weights_only must be True or False, got 'no'"):
-            trainer.save_checkpoint(str(tmp_path / "saved"), weights_only="no")
-
-        assert not list(tmp_path.iterdir())
 
 
 class TestArguments:
@@ -319,13 +205,6 @@ class TestArguments:
         with pytest.raises(ValueError, match=f"{second.__name__} holds 1 parameters that SGD holds, too"):
             small_run(model=model, optimizers=both)
 
-    def test_repeated_optimizer(self):
-        """An optimizer that is passed twice raises."""
-        model = make_classifier()
-
-        with pytest.raises(ValueError, match="SGD holds 4 parameters that SGD holds, too"):
-            small_run(model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)] * 2)
-
     @pytest.mark.parametrize("label", ["train", "mine"])
     def test_evaluator_with_training_label(self, label):
         """Its metrics would have the names of the training metrics, wherever it is passed."""
@@ -338,28 +217,6 @@ class TestArguments:
             small_run(**options).fit(eval_dataloader=evaluator)
         with pytest.raises(ValueError, match=f"must not have the label of the training data, got '{label}'"):
             small_run(**options).eval(evaluator)
-
-    def test_training_label_given_to_fit(self):
-        """The label is compared where the training data or their label are given, before anything changes."""
-        evaluator = Evaluator(label="train", dataloader=make_loader())
-        message = "must not have the label of the training data, got 'train'"
-        trainer = small_run(train_dataloader=None, eval_dataloader=evaluator, max_duration="1ba")
-
-        with pytest.raises(ValueError, match=message):
-            trainer.fit(train_dataloader=make_loader())
-        with pytest.raises(ValueError, match=message):
-            small_run(eval_dataloader=evaluator, train_dataloader_label="mine").fit(train_dataloader_label="train")
-        assert trainer.state.train_dataloader is None
-        assert trainer.fit(train_dataloader=make_loader(), train_dataloader_label="mine").steps == 1
-
-    def test_train_label_without_training_data(self):
-        """Without training data the label "train" is allowed."""
-        evaluator = Evaluator(label="train", dataloader=make_loader())
-
-        assert small_run(train_dataloader=None, eval_dataloader=evaluator).eval()["train"]
-
-
-BATCH = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
 
 
 class TestWarnings:
@@ -383,11 +240,3 @@ class TestWarnings:
 
         assert trainer.state.timestamp.sample == 5
 
-    def test_running_workers(self):
-        """Workers of a loader that is used outside of the training give a warning."""
-        data = TensorDataset(torch.rand(8, 4), torch.zeros(8, dtype=torch.int64))
-        loader = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
-        next(iter(loader))
-
-        with pytest.warns(UserWarning, match="train_dataloader has an active iterator, whose workers keep running"):
-            small_run(train_dataloader=loader)

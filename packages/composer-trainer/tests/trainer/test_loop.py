@@ -52,18 +52,6 @@ class TestStep:
         torch.testing.assert_close(split, complete, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(split_loss, whole_loss, rtol=1e-12, atol=1e-14)
 
-    def test_batch_is_restored_after_microbatches(self):
-        """After its microbatches the state has the complete batch."""
-        sizes = []
-
-        class Observer(Callback):
-            def after_train_batch(self, state, logger):
-                sizes.append(len(state.batch[0]))
-
-        small_run(device_train_microbatch_size=1, callbacks=Observer(), max_duration="2ba").fit()
-
-        assert sizes == [4, 4]
-
     def test_several_optimizers_all_step(self):
         """Every optimizer updates its parameters."""
         model = make_classifier()
@@ -78,25 +66,6 @@ class TestStep:
         trainer.fit()
 
         assert all(not torch.equal(before[name], new) for name, new in model.named_parameters())
-
-    def test_optimizer_with_closure(self):
-        """An optimizer that computes the loss several times per step runs the events each time."""
-
-        class CountForwards(Callback):
-            count = 0
-
-            def before_forward(self, state, logger):
-                self.count += 1
-
-        model, count = make_classifier(), CountForwards()
-        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
-        trainer = small_run(model=model, optimizers=optimizer, callbacks=count, max_duration="2ba")
-        before = weights(trainer)
-
-        trainer.fit()
-
-        assert count.count > 2
-        assert not torch.equal(before, weights(trainer))
 
     def test_several_losses_are_summed_and_logged(self):
         """A model with several losses is trained on their sum; each is logged by its name."""

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from composer.trainer.reproducibility import choose_seed, configure_deterministic_mode, get_random_seed, seed_all
+from composer.trainer.reproducibility import choose_seed, configure_deterministic_mode, seed_all
 
 
 def test_equal_seeds_give_equal_draws():
@@ -18,20 +18,6 @@ def test_equal_seeds_give_equal_draws():
 
     assert draw(17) == draw(17)
     assert all(one != other for one, other in zip(draw(17), draw(18), strict=True))
-
-
-def test_random_seeds_draw_from_no_generator():
-    """A random seed differs from the last one even if the generators are seeded."""
-    seeds = []
-    for _ in range(2):
-        random.seed(0)
-        before = random.getstate(), torch.get_rng_state()
-        seeds.append(choose_seed(None))
-        assert random.getstate() == before[0]
-        assert torch.equal(torch.get_rng_state(), before[1])
-
-    assert seeds[0] != seeds[1]
-    assert 0 <= get_random_seed() < 2**32
 
 
 @pytest.mark.parametrize(("seed", "error"), [("1", TypeError), (1.0, TypeError), (True, TypeError), (-1, ValueError)])

@@ -2,11 +2,8 @@
 
 import io
 import json
-import sys
 import time
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import attrs
 import pytest
@@ -41,7 +38,7 @@ from composer.callbacks import (
     SystemMetricsMonitor,
     ThresholdStopper,
 )
-from composer.core import Callback, Engine, Logger, LoggerDestination, State
+from composer.core import Callback, LoggerDestination
 from composer.loggers import (
     AimLogger,
     CometMLLogger,
@@ -371,22 +368,6 @@ def test_in_a_second_trainer(kind, is_broken_off, make_run, folder):
     assert since(before, look(used, *observers)) == expected
 
 
-@pytest.mark.parametrize("kind", [kind for kind, case in COMPONENTS.items() if not case.goes_on])
-def test_after_reset_time(kind, make_run, folder):
-    """After reset_time, a component works like a new one."""
-    expected = expected_of(kind, make_run, folder)
-    used = COMPONENTS[kind].make(folder / "used")
-    trainer, *observers = make_run(used, is_first=True)
-    trainer.fit()
-    before = look(used, *observers)
-    trainer.state.model.load_state_dict(Model(is_right=False).state_dict())
-
-    trainer.fit(reset_time=True, duration="3ep")
-    trainer.close()
-
-    assert since(before, look(used, *observers)) == expected
-
-
 @pytest.mark.parametrize("kind", [FileLogger, *TRACKERS])
 def test_logger_of_an_open_run_raises(kind, make_run, folder):
     """A logger that another run still uses raises."""
@@ -395,48 +376,6 @@ def test_logger_of_an_open_run_raises(kind, make_run, folder):
 
     with pytest.raises(RuntimeError, match=f"{kind.__name__} is used by another run that is not closed"):
         make_run(used)
-
-
-def test_mlflow_repetitions(make_loop_factory, monkeypatch):
-    """MLFlowLogger omits repetitions within a run only."""
-    product = MagicMock(__spec__=ModuleSpec("mlflow", None))
-    product.entities.Metric = lambda name, number, time, step: (name, number, step)
-    product.MlflowClient.return_value.log_batch.return_value = None
-    monkeypatch.setitem(sys.modules, "mlflow", product)
-    logger = MLFlowLogger(log_system_metrics=False)
-
-    for _ in range(2):
-        make_loop_factory(logger, step=3)
-
-    written = [call.kwargs.get("metrics") for call in product.MlflowClient.return_value.log_batch.call_args_list]
-    assert written == [[("loss", 0.5, 3)]] * 2
-
-
-def test_wandb_steps(make_loop_factory, monkeypatch):
-    """Steps of a second run of WandBLogger start at 0."""
-    product = MagicMock(run=None, __spec__=ModuleSpec("wandb", None))
-    monkeypatch.setitem(sys.modules, "wandb", product)
-    logger = WandBLogger()
-
-    make_loop_factory(logger, step=7)
-    make_loop_factory(logger, step=0)
-
-    assert [call.kwargs["step"] for call in product.init.return_value.log.call_args_list] == [7, 0]
-
-
-@pytest.fixture
-def make_loop_factory():
-    """Return a function that logs one number in a separate run."""
-
-    def run(logger, step):
-        state = State(model=None, run_name="run")
-        engine = Engine(state, Logger(state, logger))
-        engine.run_event("init")
-        engine.run_event("after_load")
-        engine.logger.log_metrics({"loss": 0.5}, step)
-        engine.close()
-
-    return run
 
 
 def test_every_callback_and_logger_is_tested():

@@ -3,37 +3,20 @@
 import contextlib
 import copy
 import signal
-import time
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Trainer
 from composer.algorithms import SeqLengthWarmup
-from composer.checkpoint import find_checkpoints
-from composer.core import Callback, DataSpec, Evaluator, Event, State
+from composer.core import Callback
 from composer.functional import soft_cross_entropy
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerModel
-from composer.trainer.run import TrainingClock
 from fixtures import make_classifier, make_loader, small_run, trained
 from fixtures.processes import run_processes
-
-
-def test_custom_token_count():
-    """A subclass of DataSpec may count tokens in its method."""
-
-    class Spec(DataSpec):
-        def get_num_tokens_in_batch(self, batch, token_type="total"):
-            return 100
-
-    trainer = small_run(train_dataloader=Spec(make_loader()), max_duration="300tok")
-    trainer.fit()
-
-    assert (int(trainer.state.timestamp.batch), int(trainer.state.timestamp.token)) == (3, 300)
 
 
 def test_tokens_are_counted_after_algorithms():
@@ -67,14 +50,6 @@ def test_tokens_are_counted_after_algorithms():
 
     assert (int(trainer.state.timestamp.batch), int(trainer.state.timestamp.sample)) == (3, 12)
     assert [tokens for _, tokens in logger.data["time/token"]] == [0, 32, 64]
-
-
-def test_uncounted_tokens_raise():
-    """A training in tokens with batches without tokens raises."""
-    trainer = small_run(max_duration="20tok")
-
-    with pytest.raises(ValueError, match="an epoch had no token"):
-        trainer.fit()
 
 
 class TestTrainMetrics:
@@ -115,16 +90,6 @@ class TestTrainMetrics:
         logged = dict(self.logged(logger))
         assert list(logged) == [2, 4, 5, 10]
         assert [(batch, logged[batch]) for batch in (5, 10)] == self.logged(expected)
-
-    @pytest.mark.parametrize("options", [{"reset_time": True}, {"train_dataloader": make_loader(batch_size=5)}])
-    def test_other_batches_are_counted_from_zero(self, options):
-        """A training that begins again, or with other data, does not count the batches before."""
-        trainer, _ = self.run()
-        trainer.fit(duration="3ba")
-
-        trainer.fit(duration="1ba", **options)
-
-        assert trainer.state.train_metrics["MulticlassAccuracy"]._update_count == 1
 
 
 class TestInterruptedEvaluation:
@@ -167,128 +132,6 @@ class TestInterruptedEvaluation:
             "max_duration='5ba' was reached before",
         ]
 
-    def test_interrupted_twice(self, tmp_path):
-        """A second signal in the repeated evaluation leaves it to the next run, and the last run is complete."""
-        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "5ba"}
-        reasons = []
-        for at in (4, 4, None, None):
-            trainer, evaluated = self.run(at, **saving)
-            reasons.append(trainer.fit().reason)
-            trainer.close()
-            if reasons[-1] == "max_duration='5ba' is reached":
-                batches = evaluated()
-
-        complete = ["max_duration='5ba' is reached", "max_duration='5ba' was reached before"]
-        assert reasons == ["stopped by SIGTERM", "stopped by SIGTERM", *complete]
-        assert batches == [4, 5]
-
-    def test_completed_evaluation_is_in_the_checkpoint(self, tmp_path):
-        """Also that of the end: the checkpoint of the moment gets its metric, and nothing is due any more."""
-        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "5ba"}
-        metrics = []
-        for at in (5, None):
-            trainer, _ = self.run(at, save_best="eval/MulticlassAccuracy", **saving)
-            trainer.fit()
-            trainer.close()
-            metrics.append(dict(find_checkpoints(str(tmp_path))[-1].manifest.metrics))
-        trainer, _ = self.run(**saving)
-
-        assert trainer.fit().reason == "max_duration='5ba' was reached before"
-        assert "metrics/eval/MulticlassAccuracy" not in {name for name, one in metrics[0].items() if one is not None}
-        assert metrics[1]["metrics/eval/MulticlassAccuracy"] is not None
-
-    def test_of_the_last_epoch(self, tmp_path):
-        """The checkpoint of the stop is replaced by that of the end, which counts the iteration, too."""
-        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "1ep"}
-        reasons = []
-        for at in (5, None, None):
-            trainer, _ = self.run(at, eval_interval="1ep", **saving)
-            reasons.append(trainer.fit().reason)
-            trainer.close()
-
-        complete = ["max_duration='1ep' is reached", "max_duration='1ep' was reached before"]
-        assert reasons == ["stopped by SIGTERM", *complete]
-        assert find_checkpoints(str(tmp_path))[-1].manifest.timestamp.iteration == 1
-
-    @pytest.mark.parametrize("interval", ["4ba", "1ep"])
-    def test_shorter_training_is_over(self, tmp_path, interval):
-        """If the resumed run is shorter than what is done, it only evaluates: the schedule has ended before."""
-
-        def schedule(state, ssr):
-            done = state.get_elapsed_duration().value
-            assert done <= 1
-            return 1 - done / 2
-
-        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "schedulers": schedule}
-        stopped, _ = self.run({"4ba": 8, "1ep": 10}[interval], max_duration="3ep", eval_interval=interval, **saving)
-        stopped.fit()
-        stopped.close()
-
-        resumed, evaluated = self.run(max_duration="1ep", eval_interval=interval, **saving)
-        result = resumed.fit()
-
-        assert (evaluated(), result.steps) == ([{"4ba": 8, "1ep": 10}[interval]], 0)
-        assert resumed.state.schedulers[0].get_last_lr() == stopped.state.schedulers[0].get_last_lr()
-
-    class Counts(Dataset):
-        """Counts the samples that it has returned."""
-
-        calls = 0
-
-        def __len__(self):
-            return 6
-
-        def __getitem__(self, index):
-            self.calls += 1
-            return torch.full((4,), float(self.calls)), 0
-
-        def state_dict(self):
-            return {"calls": self.calls}
-
-        def load_state_dict(self, state):
-            self.calls = state["calls"]
-
-    class Stream(IterableDataset):
-        """As Hugging Face's, it begins where a loaded state is, and its state after an evaluation is the end."""
-
-        begin = place = 0
-
-        def __iter__(self):
-            for place in range(self.begin, 6):
-                self.place = place + 1
-                yield torch.full((4,), float(place + 1)), 0
-
-        def state_dict(self):
-            return {"place": self.place}
-
-        def load_state_dict(self, state):
-            self.begin = self.place = state["place"]
-
-    @pytest.mark.parametrize("is_resumed", [False, True])
-    @pytest.mark.parametrize(("kind", "first"), [(Counts, 7), (Stream, 1)])
-    def test_data_set_that_saves_itself(self, tmp_path, kind, first, is_resumed):
-        """The repeated evaluation has the samples of one that is not stopped."""
-        samples = []
-
-        class Note(Callback):
-            def eval_batch_end(self, state, logger):
-                samples.extend(state.batch[0][:, 0].tolist())
-
-        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "4ba"}
-
-        def make(at):
-            loader = DataLoader(kind(), batch_size=2)
-            return self.run(None, eval_dataloader=loader, callbacks=[self.Interrupt(at), Note()], **saving)[0]
-
-        trainer = make(4)
-        trainer.fit()
-        if is_resumed:
-            trainer.close()
-            trainer = make(None)
-        trainer.fit()
-
-        assert samples == [1, 2, 3, 4, 5, 6, first, first + 1, *range(first, first + 6)]
-
     @pytest.mark.parametrize("saves_at_end", [True, False])
     @pytest.mark.parametrize("is_killed", [True, False])
     def test_checkpoint_of_the_last_batch(self, tmp_path, saves_at_end, is_killed):
@@ -317,69 +160,6 @@ class TestInterruptedEvaluation:
         assert evaluated() == [5]
         assert (again.fit().reason == "max_duration='5ba' was reached before") is saves_at_end
 
-    def test_without_metrics_at_the_end(self, tmp_path):
-        """An interrupted evaluation for callbacks alone is in no metric, and yet is complete after the next run."""
-        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "5ba"}
-        reasons = []
-        for at in (5, None, None):
-            data = Evaluator(label="eval", dataloader=make_loader(), metric_names=[])
-            trainer, _ = self.run(at, eval_dataloader=data, **saving)
-            reasons.append(trainer.fit().reason)
-            trainer.close()
-
-        complete = ["max_duration='5ba' is reached", "max_duration='5ba' was reached before"]
-        assert reasons == ["stopped by SIGTERM", *complete]
-
-    def test_best_checkpoint_of_the_last_batch(self, tmp_path):
-        """An evaluation of the end that a signal interrupts is in the checkpoint that was saved as the best before."""
-        data = [
-            Evaluator(label="eval", dataloader=make_loader(), eval_interval="1ep"),
-            Evaluator(label="late", dataloader=make_loader(), eval_interval="9ep"),
-        ]
-
-        class Interrupt(Callback):
-            def eval_batch_start(self, state, logger):
-                if state.dataloader_label == "late":
-                    signal.raise_signal(signal.SIGTERM)
-
-        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True, "max_duration": "1ep"}
-        saving |= {"eval_dataloader": data, "save_best": "eval/MulticlassAccuracy"}
-        stopped, _ = self.run(callbacks=Interrupt(), **saving)
-        stopped.fit()
-        stopped.close()
-        labels = []
-        resumed, _ = self.run(callbacks=[], **saving)
-        resumed.engine.on(Event.EVAL_START, lambda state, _: labels.append(state.dataloader_label))
-        resumed.fit()
-
-        assert labels == ["late"]
-        assert "metrics/late/MulticlassAccuracy" in find_checkpoints(str(tmp_path))[-1].manifest.metrics
-
-    def test_longer_training_has_another_end(self, tmp_path):
-        """If the resumed run trains longer, the evaluation of the former end is not due, and its own is complete."""
-        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True}
-        stopped, _ = self.run(5, max_duration="5ba", **saving)
-        stopped.fit()
-        stopped.close()
-
-        resumed, evaluated = self.run(max_duration="9ba", train_metrics=None, **saving)
-        resumed.fit()
-
-        assert evaluated() == [6, 8, 9]
-        assert list(resumed.state.train_metric_values) == ["MulticlassAccuracy"]  # of the epoch's first four batches
-
-    def test_resumed_without_data_to_evaluate_on(self, tmp_path):
-        """A run that does not evaluate any more continues without the evaluation."""
-        saving = {"save_folder": str(tmp_path), "run_name": "run", "autoresume": True}
-        stopped, _ = self.run(4, max_duration="5ba", **saving)
-        stopped.fit()
-        stopped.close()
-
-        resumed, _ = self.run(max_duration="5ba", eval_dataloader=None, **saving)
-
-        assert resumed.fit().steps == 1
-        assert not resumed._resume_state.interrupted
-
 
 def test_losses_are_numbers_in_callbacks():
     """After a batch, a callback reads its losses as numbers by the names under which they are logged."""
@@ -395,23 +175,6 @@ def test_losses_are_numbers_in_callbacks():
     assert read[0].keys() == {"loss/train/own", "loss/train/more", "loss/train/total"}
     for name in read[0]:
         assert [losses[name] for losses in read] == [float(value) for _, value in memory.data[name]]
-
-
-def test_losses_in_callbacks_without_a_logger():
-    """Without a logger a callback reads the same losses in each batch, also those of a batch that is over."""
-
-    def losses(*, logs):
-        read = []
-        with small_run(max_duration="4ba", loggers=InMemoryLogger() if logs else None) as trainer:
-            assert trainer.engine.logger.is_heard is logs
-            trainer.engine.on("batch_end", lambda state, _: read.append(state.total_loss_dict))
-            trainer.fit()
-        return [dict(one) for one in read]
-
-    result = losses(logs=False)
-
-    assert result == losses(logs=True)
-    assert len({one["loss/train/total"] for one in result}) == 4
 
 
 LOSSES = """
@@ -510,35 +273,3 @@ def test_metrics_after_the_training():
         metric = trainer.state.train_metrics["MulticlassAccuracy"]
         assert metric._update_count == len(trainer.state.train_dataloader)
         assert metric.compute() == trainer.state.train_metric_values["MulticlassAccuracy"]
-
-
-@pytest.fixture
-def run_clock(clock):
-    """The clock of a run; the system's clock advances by a second with each reading."""
-    clock.step = 1.0
-    return TrainingClock(State(model=None))
-
-
-def test_elapsed_since_the_last_call(run_clock):
-    """Each call returns the microseconds since the last one."""
-    assert [run_clock.elapsed(), run_clock.elapsed()] == [1_000_000, 1_000_000]
-
-
-def test_paused_time_is_excluded(run_clock):
-    """The time within a paused block is excluded."""
-    with run_clock.paused():
-        time.perf_counter()
-
-    assert run_clock.elapsed() == 2_000_000  # of 4 seconds
-
-
-def test_count_batch(run_clock):
-    """A batch advances the timestamp by its samples, tokens and time, and keeps the previous one."""
-    before = run_clock.state.timestamp
-
-    run_clock.count_batch(4, 8, 5_000_000)
-
-    now = run_clock.state.timestamp
-    assert (now.batch, now.sample, now.token) == (1, 4, 8)
-    assert now.total_wct.total_seconds() == 5
-    assert run_clock.state.previous_timestamp is before

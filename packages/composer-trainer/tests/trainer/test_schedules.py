@@ -7,18 +7,15 @@ import torch
 from torch.optim import lr_scheduler
 
 from composer.algorithms import SWA
-from composer.core import Callback, DataSpec
+from composer.core import Callback
 from composer.optim import (
     ConstantScheduler,
-    CosineAnnealingScheduler,
-    CosineAnnealingWithWarmupScheduler,
     DecoupledAdamW,
     DecoupledSGDW,
     LinearScheduler,
-    LinearWithWarmupScheduler,
     WarmupStableDecayScheduler,
 )
-from fixtures import full_copy, make_classifier, make_loader, record, same_bits, small_run
+from fixtures import full_copy, make_classifier, record, same_bits, small_run
 
 
 class TestSchedulers:
@@ -189,13 +186,6 @@ class TestSchedulesOverSeveralFits:
 
         assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.05, 0.0375, 0.025, 0.0125])
 
-    def test_several_functions_raise(self):
-        """Two functions for one learning rate raise."""
-        constant = [lambda state, ssr=1.0: 1.0] * 2
-
-        with pytest.raises(ValueError, match="returns the product"):
-            small_run(schedulers=constant, max_duration="1ba")
-
     def test_one_function_for_each_optimizer(self, tmp_path):
         """Functions are used in the order of the optimizers that have no torch scheduler, also after a resume."""
 
@@ -227,35 +217,6 @@ class TestSchedulesOverSeveralFits:
         assert others.values == rates.values[2:]
         assert same_bits(full_copy(resumed.state.model), full_copy(complete.state.model))
 
-    def test_other_numbers_of_functions_raise(self):
-        """Two functions for three optimizers raise, and do not leave one without."""
-        model = make_classifier()
-        first, second, *others = model.parameters()
-        optimizers = [torch.optim.SGD(some, lr=0.1) for some in ([first], [second], others)]
-
-        with pytest.raises(ValueError, match="schedulers holds 2 functions for 3 optimizers"):
-            small_run(model=model, optimizers=optimizers, schedulers=[LinearScheduler()] * 2, max_duration="1ba")
-
-    def test_warmup_in_batches_of_a_training_in_tokens(self):
-        """With num_tokens and a length, batches are counted in tokens, beside a duration in tokens."""
-        data = DataSpec(make_loader(), num_tokens=5 * 32, get_num_tokens_in_batch=lambda batch: 32)
-        options = {"train_dataloader": data, "max_duration": "320tok"}
-        in_batches = rates_of(small_run(schedulers=CosineAnnealingWithWarmupScheduler("5ba"), **options))
-        in_epochs = rates_of(small_run(schedulers=CosineAnnealingWithWarmupScheduler("1ep"), **options))
-        in_tokens = rates_of(small_run(schedulers=CosineAnnealingWithWarmupScheduler("160tok"), **options))
-
-        assert in_batches == in_epochs == in_tokens
-        assert in_batches[:6] == pytest.approx([0.0, 0.02, 0.04, 0.06, 0.08, 0.1])
-
-    def test_function_without_an_optimizer_raises(self):
-        """A function raises if every optimizer has a torch scheduler, which it would not affect."""
-        model = make_classifier()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        both = [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1), LinearWithWarmupScheduler("1ba")]
-
-        with pytest.raises(ValueError, match="would change no learning rate"):
-            small_run(model=model, optimizers=optimizer, schedulers=both, max_duration="2ep")
-
     def test_epoch_schedule_applies_from_the_first_batch(self):
         """A schedule by epoch changes with the epoch's first batch."""
         rates = []
@@ -274,15 +235,6 @@ class TestSchedulesOverSeveralFits:
         trainer.fit()
 
         assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05])
-
-    def test_fraction_of_an_epoch_of_unknown_length_raises(self):
-        """A warm-up within an epoch of unknown length raises."""
-        from composer.optim import CosineAnnealingWithWarmupScheduler
-
-        with pytest.raises(ValueError, match="a data loader with a known length"):
-            small_run(
-                train_dataloader=Endless(), schedulers=CosineAnnealingWithWarmupScheduler("0.1dur"), max_duration="1ep"
-            )
 
 
 OPTIMIZERS = pytest.mark.parametrize("kind", [DecoupledSGDW, DecoupledAdamW, torch.optim.SGD, torch.optim.AdamW])
@@ -355,18 +307,6 @@ class TestAssignedRates:
         assert rates_of(resumed) == rates[4:]
         assert same_bits(full_copy(resumed.state.model), full_copy(complete.state.model))
 
-    def test_in_a_tensor(self):
-        """A rate in a tensor, which a compiled step reads, is assigned in place."""
-        rate = torch.tensor(0.1)
-        model = make_classifier()
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate, foreach=False)
-        options = {"model": model, "optimizers": optimizer, "schedulers": LinearScheduler(), "max_duration": "2ba"}
-        small_run(**options).fit()
-        rate.fill_(0.5)
-
-        assert rates_of(small_run(**options)) == [0.5, 0.25]
-        assert optimizer.param_groups[0]["lr"] is rate
-
 
 SCHEDULES = {
     "none": lambda optimizer: {},
@@ -410,23 +350,6 @@ class TestRatesOfSWA:
             assert rates_of(resumed) == rates[batch:]
             assert same_bits(full_copy(resumed.state.model), full_copy(complete.state.model))
 
-    def test_the_schedule_continues_after_a_restart(self):
-        """A second training with the trainer begins with the schedule's rate."""
-        swa = SWA("1ba", "3ba", schedule_swa_lr=True, anneal_steps=1, swa_lr=0.01, update_interval="1ba")
-        trainer = small_run(algorithms=swa, schedulers=LinearScheduler(), max_duration="4ba")
-        rates = rates_of(trainer)
-
-        trainer.fit(reset_time=True)
-
-        assert rates == pytest.approx([0.1, 0.01, 0.01, 0.01] * 2)
-
-
-class Endless:
-    """A loader without a length."""
-
-    def __iter__(self):
-        return iter([(torch.ones(2, 4), torch.ones(2, dtype=torch.long))] * 3)
-
 
 class TestSchedules:
     @pytest.mark.parametrize(
@@ -450,21 +373,6 @@ class TestSchedules:
         with pytest.raises(kind, match=r"half must return the factor of the learning rates, .* 0 or more, got"):
             small_run(schedulers=half, max_duration="1ba").fit()
 
-    @pytest.mark.parametrize("factor", [1, True, torch.tensor(0.5)])
-    def test_valid_factors(self, factor):
-        """An integer, a bool and a one-element tensor are factors."""
-        trainer = small_run(schedulers=lambda state, ssr=1.0: factor, max_duration="1ba")
-
-        trainer.fit()
-
-        assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1 * float(factor)
-
-    @pytest.mark.parametrize("kind", [CosineAnnealingScheduler, torch.optim.lr_scheduler.StepLR])
-    def test_classes_raise(self, kind):
-        """A class instead of a scheduler raises with its name."""
-        with pytest.raises(TypeError, match=rf"schedulers must be objects, got the class {kind.__name__}"):
-            small_run(schedulers=kind, max_duration="1ba")
-
     @pytest.mark.parametrize("optimizers", [None, "own"])
     def test_scheduler_of_another_optimizer(self, optimizers):
         """A torch scheduler of an unused optimizer raises."""
@@ -474,19 +382,3 @@ class TestSchedules:
 
         with pytest.raises(ValueError, match="schedulers: StepLR belongs to another optimizer"):
             small_run(model=model, schedulers=scheduler, **options)
-
-    def test_scheduler_of_another_optimizer_in_fit(self):
-        """fit() raises too."""
-        trainer = small_run(max_duration="1ep")
-        scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(trainer.state.model.parameters(), lr=0.1), 1)
-
-        with pytest.raises(ValueError, match="schedulers: StepLR belongs to another optimizer"):
-            trainer.fit(schedulers=scheduler)
-
-    @pytest.mark.parametrize("ratio", ["1", None, math.nan, math.inf, True, [1], 0, -1])
-    def test_invalid_ratio(self, ratio):
-        """scale_schedule_ratio must be a number above 0, in the constructor and in fit()."""
-        with pytest.raises((TypeError, ValueError), match="scale_schedule_ratio must be"):
-            small_run(scale_schedule_ratio=ratio)
-        with pytest.raises((TypeError, ValueError), match="scale_schedule_ratio must be"):
-            small_run().fit(duration="1ep", scale_schedule_ratio=ratio)

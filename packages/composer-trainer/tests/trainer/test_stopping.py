@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import pytest
@@ -271,31 +270,6 @@ class TestListening:
 
         assert signal.signal(signal.SIGTERM, handler) is signal.SIG_IGN
 
-    def test_user_handler_is_called_at_the_end(self):
-        """A handler of the program is called when the run has ended."""
-        called = []
-        before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
-        try:
-            with StopSignals() as signals:
-                signal.raise_signal(signal.SIGTERM)
-                during = (signals.received, list(called))
-
-            assert during == (signal.SIGTERM, [])
-            assert called == [signal.SIGTERM]
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-    def test_outer_context_receives(self):
-        """Of two contexts, as in an evaluation that a callback of a training starts, the outer one is stopped."""
-        before = signal.signal(signal.SIGTERM, lambda *_: None)
-        try:
-            with StopSignals() as outer, StopSignals() as inner:
-                signal.raise_signal(signal.SIGTERM)
-
-            assert (outer.received, inner.received) == (signal.SIGTERM, None)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
     def test_incomplete_results_raise(self):
         """If the program handles the signal itself, an evaluation raises instead of returning a part of its results."""
         before = signal.signal(signal.SIGTERM, lambda *_: None)
@@ -309,28 +283,3 @@ class TestListening:
                 small_run(callbacks=Interrupt()).eval(make_loader())
         finally:
             signal.signal(signal.SIGTERM, before)
-
-    def test_ignored_signals_stay_ignored(self):
-        """A signal that the program ignores, such as with nohup, stops nothing."""
-        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        try:
-            with StopSignals() as signals:
-                signal.raise_signal(signal.SIGTERM)
-
-            assert signals.received is None
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-    def test_other_threads_install_no_handlers(self):
-        """Outside the main thread training runs without handlers."""
-        recorded = []
-
-        def listen():
-            with StopSignals() as signals:
-                recorded.append(signals.received)
-
-        thread = threading.Thread(target=listen)
-        thread.start()
-        thread.join()
-
-        assert recorded == [None]

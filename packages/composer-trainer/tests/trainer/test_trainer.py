@@ -1,7 +1,6 @@
 """The Trainer: wrong arguments and use, and what it gives to the model."""
 
 import copy
-import logging
 import pickle
 
 import pytest
@@ -82,11 +81,6 @@ class TestErrors:
 
         with pytest.raises(ValueError, match="train_dataloader"):
             trainer.fit()
-
-    def test_missing_duration(self):
-        """The error states the missing argument."""
-        with pytest.raises(ValueError, match="max_duration"):
-            small_run().fit()
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -180,11 +174,6 @@ class TestOptimizers:
         assert [warning.filename for warning in warned] == [runs.__file__]
         assert torch.equal(before, model.module[0].weight)
 
-    def test_empty_list_raises(self):
-        """An empty list of optimizers raises."""
-        with pytest.raises(ValueError, match="optimizers is empty"):
-            small_run(optimizers=[])
-
 
 def test_replaced_loss():
     """The model's new loss is used from the next batch on."""
@@ -228,16 +217,6 @@ class TestLoggerOfTheModel:
         trainer.close()
         assert model.logger is None
 
-    def test_the_latest_trainer_logs(self):
-        """A model that a second trainer receives logs to that one."""
-        model = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[])
-
-        first, second = small_run(model=model), small_run(model=model)
-        assert model.logger is second.logger
-        first.close()
-
-        assert model.logger is second.logger
-
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda one: pickle.loads(pickle.dumps(one))])
     def test_copies_have_no_logger(self, duplicate):
         """The logger, which refers to the run, is neither copied nor pickled."""
@@ -248,12 +227,3 @@ class TestLoggerOfTheModel:
 
         assert (model.logger, again.logger) == (trainer.logger, None)
         assert again.state_dict().keys() == model.state_dict().keys()
-
-    def test_own_attributes_are_kept(self):
-        """A logger of another kind that the model has is not replaced, and other modules get none."""
-        model, other = LogsItself(nn.Linear(4, 3), num_classes=3, train_metrics=[]), logging.getLogger("mine")
-        model.logger = other
-
-        small_run(model=model)
-
-        assert model.logger is other

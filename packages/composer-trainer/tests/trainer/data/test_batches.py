@@ -26,7 +26,7 @@ from composer import functional as cf
 from composer.core import Callback, DataSpec
 from composer.distributed import get_sampler
 from composer.models import ComposerClassifier
-from composer.trainer.data.batches import END, Batches
+from composer.trainer.data.batches import Batches
 from fixtures import record, small_run, weights
 from fixtures.data import make_batches, vector_batches, vectors
 
@@ -79,14 +79,6 @@ class TestOwnBatchSampler:
 
         with pytest.warns(UserWarning, match=r"1 samples of each epoch are trained on twice.*the Pairs chooses"):
             Batches(DataSpec(loader), -1, torch.device("cpu"))
-
-    def test_place_is_not_shared(self):
-        """A place of other processes does not apply to it."""
-        loader = DataLoader(range(6), batch_sampler=Pairs(get_sampler(range(6))))
-
-        batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
-
-        assert not batches.place_reader.is_of_same_order(saved_place(6, samples=6))
 
 
 def saved_place(place, samples=46):
@@ -142,15 +134,6 @@ class TestOtherNumbersOfProcesses:
         assert batches.next().tolist() == [25, 27, 29]
         assert batches.position.epoch_is_over
 
-    @pytest.mark.parametrize("batches", [1, 2])
-    def test_other_samplers(self, batches):
-        """In data without a shared order, the run continues after as many batches."""
-        plain = Batches(DataSpec(DataLoader(range(46), batch_size=6)), -1, torch.device("cpu"))
-
-        plain.load(saved_place(12 * batches))
-
-        assert plain.save().place == batches
-
 
 @pytest.mark.usefixtures("one_of_two")
 class TestDropLast:
@@ -196,19 +179,6 @@ class TestLengthOfAnotherEpoch:
             ends.append(batches.position.data_end)
 
         assert ends == [4, 3, 4]
-
-    @pytest.mark.filterwarnings("ignore:train_dataloader has a length of 3 batches")
-    def test_length_at_the_start_of_an_epoch(self):
-        """It is the announced one in each epoch, as in a run that is resumed there."""
-        batches = Batches(DataSpec(DataLoader(range(9), sampler=Growing())), -1, torch.device("cpu"))
-        lengths = []
-        for _ in range(3):
-            lengths.append(batches.position.length)
-            while not batches.position.epoch_is_over:
-                batches.next()
-            batches.rewind()
-
-        assert lengths == [3, 3, 3]
 
 
 class RoundedDown(Sampler):
@@ -434,28 +404,6 @@ def test_a_batch_is_loaded_ahead_by_restored_objects(place, tmp_path):
     assert fit(load_path=tmp_path / f"{place}") == batches[place:]
 
 
-@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")  # of torch's own
-@pytest.mark.filterwarnings("ignore:train_dataloader has a length:UserWarning")
-def test_states_are_read_once_beyond_a_length():
-    """Only at the announced length is a batch loaded ahead, which requires the states of the loader's objects."""
-
-    class Collate(CountingCollate):
-        reads = 0
-
-        def state_dict(self):
-            self.reads += 1
-            return super().state_dict()
-
-    loader = DataLoader(Longer(), batch_size=4, collate_fn=(collate := Collate()))
-    batches = Batches(DataSpec(loader), -1, torch.device("cpu"))
-
-    reads = []
-    while batches.next() is not END:
-        reads.append((collate.reads, batches.position.length))
-
-    assert reads == [(0, 2), (1, 3), (1, 4), (1, 5), (1, 6)]
-
-
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_end_with_the_trainer(persistent):
     """The trainer stops the workers of its loader when it is closed within an epoch."""
@@ -554,12 +502,6 @@ class TestStatefulDataLoader:
 
         assert self.fit(options, load_path=str(tmp_path / "1"), **subset) == batches[len(batches) // 2 :]
 
-    @pytest.mark.filterwarnings("ignore:train_dataloader, a StatefulDataLoader, may not:UserWarning")
-    def test_copies_in_workers_warn(self):
-        """Persistent workers of another loader are not reached by set_epoch."""
-        with pytest.warns(UserWarning, match=r"set_epoch\(\).* does not reach the workers of this StatefulDataLoader"):
-            self.fit({"dataset": ByEpoch(), "num_workers": 1, "persistent_workers": True})
-
 
 class TestEpochInWorkers:
     """The copies of a data set in worker processes, of torch's loader."""
@@ -577,15 +519,6 @@ class TestEpochInWorkers:
         length = len(seen[0].values) // 2
         assert seen[0].values == seen[1].values
         assert all(map(operator.ne, seen[0].values[:length], seen[0].values[length:]))
-
-    def test_any_order_warns(self, tmp_path):
-        """Batches in the order of their completion are not those that come first in the order of the sampler."""
-        options = {"max_duration": "2ep", "train_dataloader": DataLoader(vectors(20), 4, num_workers=2, in_order=False)}
-        small_run(**options, save_folder=tmp_path, save_interval="1ba", save_filename="{batch}").fit(duration="2ba")
-        trainer = small_run(**options, load_path=str(tmp_path / "2"))
-
-        with pytest.warns(UserWarning, match="in_order=False.* may come twice and others not at all"):
-            trainer.fit()
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
@@ -628,63 +561,6 @@ class Counting(torch.nn.Module):
         return torch.stack(samples) + self.count
 
 
-class Zeros(IterableDataset):
-    """A stream of eight zeros."""
-
-    def __iter__(self):
-        return iter(torch.zeros(8, 1))
-
-
-@pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
-def test_state_of_objects_is_that_at_the_begin():
-    """A collate function that changes its buffers in place resumes with their values at the start of the epoch."""
-    expected = make_next(make_stream(Counting()), 3)
-    first, second = make_stream(Counting()), make_stream(Counting())
-    make_next(first, 2)
-    second.load(first.save())
-
-    assert make_next(second, 1) == expected[2:]
-
-
-def make_stream(collate):
-    return Batches(DataSpec(DataLoader(Zeros(), batch_size=2, collate_fn=collate)), -1, torch.device("cpu"), seed=1)
-
-
-def make_next(batches, count):
-    return [batches.next()[0].item() for _ in range(count)]
-
-
-class Live:
-    """A loader whose state is the dictionary that it changes, and which has more batches than it says."""
-
-    def __init__(self):
-        self.state = {"place": 0}
-
-    def __len__(self):
-        return 2
-
-    def __iter__(self):
-        while self.state["place"] < 4:
-            self.state["place"] += 1
-            yield torch.tensor([self.state["place"]])
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = dict(state)
-
-
-@pytest.mark.filterwarnings("ignore:.*train_dataloader:UserWarning")
-def test_live_state_of_a_loader_is_copied():
-    """A batch that is loaded ahead does not change the state that is saved."""
-    batches = Batches(DataSpec(Live()), -1, torch.device("cpu"))
-    batches.next()
-    batches.next()
-
-    assert batches.save().loader == {"place": 2}
-
-
 [BATCH] = vector_batches(1)
 
 
@@ -708,28 +584,3 @@ class TestRepeatsOfOtherLoaders:
     def test_no_repeats_do_not_warn(self, samples, options):
         """Evenly divisible and dropped samples are trained on once by any loader."""
         assert make_batches(OwnLoader, samples, **options).position.length == 1
-
-
-@pytest.mark.usefixtures("one_of_two")
-def test_sparse_batches_are_not_compared(monkeypatch):
-    """First batches with sparse tensors are not compared across processes."""
-    batches = Batches(DataSpec([torch.eye(3).to_sparse()]), -1, torch.device("cpu"))
-    monkeypatch.setenv("WORLD_SIZE", "1")
-
-    assert batches.next().is_sparse
-
-
-def test_very_many_batches(monkeypatch, caplog):
-    """An epoch of unknown length with very many batches gives one warning."""
-    monkeypatch.setattr(composer.trainer.data.batches, "_MANY_BATCHES", 3)
-
-    class Stream:
-        def __iter__(self):
-            return iter([BATCH] * 5)
-
-    small_run(train_dataloader=Stream(), max_duration="1ep").fit()
-    small_run(train_dataloader=[BATCH] * 5, max_duration="1ep").fit()
-
-    (message,) = caplog.messages
-    assert "has no length and has returned 3 batches in one epoch" in message
-    assert "train_subset_num_batches" in message

@@ -9,23 +9,6 @@ from composer.trainer.data.order import make_order
 
 
 class TestOtherLoaders:
-    def test_generator_function(self):
-        """An iterable has equal draws again, from any batch on."""
-
-        class Batches:
-            def __iter__(self):
-                for _ in range(4):
-                    yield torch.rand(2)
-
-        order = make_order(Batches(), seed=17)
-        torch.manual_seed(3)
-
-        complete, rest = list(order.begin(1)), list(order.begin(1, 2))
-
-        assert not order.skips
-        assert torch.equal(torch.stack(complete[2:]), torch.stack(rest))
-        assert not torch.equal(complete[0], next(order.begin(2)))
-
     def test_order_and_first_batch_have_different_draws(self):
         """An order drawn at the start of an epoch has other numbers than the first batch."""
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
@@ -25,14 +24,6 @@ from torch.utils.data import (
 from composer.core.saving.randomness import derive_seed
 from composer.trainer.data.order import make_order
 from fixtures.draws import Noisy, NoisyBatches, NoisyStream, noisy
-
-
-class IndexDataset(Noisy):
-    """Loads a batch in one call and returns the requested indices."""
-
-    def __getitems__(self, indices):
-        """Do not load anything."""
-        return ["loaded", indices]
 
 
 class Values(Dataset):
@@ -67,18 +58,6 @@ class Reversed(Sampler):
     def __len__(self):
         """All."""
         return self.length
-
-
-class Settable(Dataset):
-    """Eight times a number that can be set."""
-
-    value = 0
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return self.value
 
 
 def batches(order, epoch, skip=0):
@@ -124,15 +103,6 @@ class TestIndependentOfWorkers:
 
         assert torch.equal(complete[8:], rest)
 
-    def test_workers_begin_with_the_first_batch(self):
-        """Workers copy the data set as it is when the first batch is loaded, after its state may have been restored."""
-        data = Settable()
-        order = make_order(DataLoader(data, batch_size=4, num_workers=1), seed=17)
-        drawn = order.begin(0)
-        data.value = 7
-
-        assert next(drawn).tolist() == [7] * 4
-
     def test_processes_have_different_draws(self, monkeypatch):
         """Processes have different draws for their batches, and share the order."""
         first = make_order(DataLoader(Noisy(), batch_size=4, shuffle=True), seed=17)
@@ -165,23 +135,6 @@ class TestIndependentOfWorkers:
         assert torch.equal(epochs[1], batches(second, 1))
         assert torch.equal(epochs[1][2:], batches(second, 1, skip=1))
         assert len({*epochs[0][:, 1].tolist(), *epochs[1][:, 1].tolist()}) == 12
-
-    def test_persistent_workers_restart(self):
-        """A repeated epoch has equal draws in persistent workers."""
-        order = make_order(DataLoader(NoisyStream(), batch_size=3, num_workers=1, persistent_workers=True), seed=17)
-
-        first, _, again = (batches(order, epoch) for epoch in (0, 1, 0))
-
-        assert torch.equal(first, again)
-
-    def test_workers_of_streams_have_different_draws(self):
-        """Two workers with copies of a stream have different draws."""
-        order = make_order(DataLoader(NoisyStream(), batch_size=3, num_workers=2, persistent_workers=True), seed=17)
-
-        epochs = torch.cat([batches(order, epoch) for epoch in (0, 1)])
-
-        assert epochs.shape == (24, 4)
-        assert len(set(epochs[:, 1].tolist())) == 24
 
 
 SAMPLERS = {
@@ -337,16 +290,6 @@ class _First(Dataset):
 
 
 class TestEqualsTorchLoader:
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_getitems(self, workers):
-        """A dataset with ``__getitems__`` receives a batch's indices as the sampler returned them."""
-        sampler = [(3, 1), (2,)]
-        order = make_order(
-            DataLoader(IndexDataset(), batch_sampler=sampler, collate_fn=list, num_workers=workers), seed=17
-        )
-
-        assert list(order.begin(0)) == [["loaded", (3, 1)], ["loaded", (2,)]]
-
     @pytest.mark.parametrize("make", [DataLoader, type("Loader", (DataLoader,), {})], ids=["torch's", "a subclass"])
     @pytest.mark.parametrize(
         "options",
@@ -384,32 +327,6 @@ class TestNoSideEffects:
         assert type(loader.dataset) is Noisy
         assert loader.generator is None
 
-    def test_plain_data_is_not_wrapped(self):
-        """Tensor datasets are not wrapped, unless a collate_fn might draw."""
-        data = ConcatDataset([TensorDataset(torch.arange(4.0)), Subset(TensorDataset(torch.arange(4.0)), [1, 2])])
-
-        plain = make_order(DataLoader(data, num_workers=1), seed=17)
-        collated = make_order(DataLoader(data, num_workers=1, collate_fn=list), seed=17)
-
-        assert plain.loader.dataset is data
-        assert collated.loader.dataset is not data
-
-    def test_dataset_of_this_process_is_not_wrapped(self):
-        """Without workers, the dataset is the user's object, which a collate_fn may refer to."""
-        data = Noisy()
-
-        assert make_order(DataLoader(data), seed=17).loader.dataset is data
-
-    def test_stop_iteration_in_a_dataset_raises(self):
-        """A sample that raises StopIteration is an error."""
-
-        class Ending(Noisy):
-            def __getitem__(self, index):
-                raise StopIteration
-
-        with pytest.raises(RuntimeError, match="StopIteration"):
-            next(make_order(DataLoader(Ending()), seed=17).begin(epoch=0))
-
     def test_dataset_attributes_are_accessible(self):
         """A worker_init_fn accesses the dataset through its wrapper."""
         data = Noisy()
@@ -434,23 +351,6 @@ class TestNoSideEffects:
         list(order.begin(0, 2))
 
         assert len(loaded) == 4
-
-
-class TestUnknownSamplers:
-    def test_fingerprint(self):
-        """Only orders of unknown samplers have a fingerprint, which differs by order."""
-        expected_value = make_order(DataLoader(Noisy(), shuffle=True), seed=17)
-        unknown = make_order(DataLoader(Noisy(), sampler=Reversed(12)), seed=17)
-        expected_value.begin(0)
-
-        digests = set()
-        for epoch in range(3):
-            next(unknown.begin(epoch))
-            digests.add(unknown.fingerprint(1))
-
-        assert expected_value.fingerprint(1) is None
-        assert len(digests) > 1
-        assert None not in digests
 
 
 @given(length=st.integers(1, 30), batch=st.integers(1, 7), drop=st.booleans(), skip=st.integers(0, 9))
@@ -521,88 +421,3 @@ def make_one(length, batch_size):
     data = range(length)
     loader = DataLoader(data, batch_size=batch_size, sampler=DistributedSampler(data, 1, 0, seed=5), collate_fn=list)
     return make_order(loader, seed=3)
-
-
-class TestFingerprintsOfSamplers:
-    @pytest.mark.parametrize("batched", [True, False])
-    @pytest.mark.parametrize("has_set_epoch", [True, False])
-    def test_of_endless_samplers(self, has_set_epoch, batched):
-        """For a sampler without a length, or one that takes the epoch, it is computed from the batches so far."""
-        own = Endless()
-        if has_set_epoch:
-            own.set_epoch = lambda epoch: None
-        options = {"sampler": own, "batch_size": 2} if batched else {"batch_sampler": BatchSampler(own, 2, False)}
-        order = make_order(DataLoader(TensorDataset(torch.arange(12)), **options), seed=17)
-        iterator = order.begin(0)
-
-        digests = []
-        for count in range(1, 4):
-            next(iterator)
-            digests.append(order.fingerprint(count))
-            own.begin = 0
-
-        assert len(set(digests)) == 3
-        order.begin(0, 2)
-        assert order.fingerprint(2) == digests[1]
-        own.begin = 1
-        order.begin(0, 2)
-        assert order.fingerprint(2) != digests[1]
-
-    def test_of_other_keys(self):
-        """Keys of other types have fingerprints too."""
-        keys = [torch.tensor(1), torch.tensor(2)]
-        order = make_order(DataLoader(_ByTensor(), batch_sampler=_Unending(keys)), seed=17)
-        iterator = order.begin(0)
-        next(iterator)
-
-        first = order.fingerprint(1)
-        order.begin(0, 2)
-        assert order.fingerprint(1) == first != order.fingerprint(2)
-
-
-class Endless(Sampler):
-    """A sampler that never ends."""
-
-    begin = 0
-
-    def __iter__(self):
-        return ((self.begin + place) % 12 for place in itertools.count())
-
-
-class _Unending:
-    def __init__(self, keys):
-        self.keys = keys
-
-    def __iter__(self):
-        return ([key] for key in itertools.cycle(self.keys))
-
-
-class _ByTensor(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, key):
-        return key
-
-
-class _Emptying(Sampler):
-    """A sampler of the user that has no index in later epochs."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        return iter(range(len(self)))
-
-    def __len__(self):
-        return 0 if self.epoch else 12
-
-
-def test_an_epoch_without_indices_has_a_known_end():
-    """The processes exchange their ends in each of them, also if one has no batch."""
-    order = make_order(DataLoader(Values(), sampler=_Emptying()), seed=17)
-
-    assert list(order.begin(1)) == []
-    assert order.end(0) == 0

@@ -36,11 +36,3 @@ class TestNumberOfSeedings:
         list(order.begin(0))
 
         assert len(set(seeded)) == len(seeded) == 3
-
-    def test_samples_without_batches(self, seeded):
-        """Without batching each sample has its own seed."""
-        order = make_order(DataLoader(Noisy(), batch_size=None), seed=17)
-
-        list(order.begin(0))
-
-        assert len(set(seeded)) == 12

@@ -19,19 +19,6 @@ class TestNothingToTrain:
         with pytest.raises(ValueError, match=r"model has nothing to train: .*all of its 4 parameters are frozen"):
             small_run(model=make_classifier().requires_grad_(requires_grad=False))
 
-    def test_model_without_parameters(self):
-        """The error is raised by the trainer, not by the optimizer."""
-        with pytest.raises(ValueError, match=r"model has nothing to train: .*it has no parameters"):
-            Trainer(model=ComposerClassifier(nn.Identity(), num_classes=4), train_dataloader=make_loader())
-
-    def test_frozen_model_in_fit(self):
-        """fit() raises if the data are passed later."""
-        frozen = make_classifier().requires_grad_(requires_grad=False)
-        trainer = small_run(model=frozen, train_dataloader=None, max_duration="1ep")
-
-        with pytest.raises(ValueError, match="model has nothing to train"):
-            trainer.fit(train_dataloader=make_loader())
-
     def test_evaluation_without_weights(self):
         """A model without parameters can be evaluated, without a warning on optimizers."""
         model = ComposerClassifier(nn.Identity(), num_classes=3)
@@ -41,15 +28,6 @@ class TestNothingToTrain:
             results = trainer.eval()
 
         assert results["eval"]["MulticlassAccuracy"] == 1
-
-    def test_optimizer_of_frozen_weights(self):
-        """An optimizer with only frozen parameters raises."""
-        model = make_classifier()
-        first, *_ = model.module
-        first.requires_grad_(requires_grad=False)
-
-        with pytest.raises(ValueError, match="hold none of the 2 parameters of ComposerClassifier that are trained"):
-            small_run(model=model, optimizers=torch.optim.SGD(first.parameters(), lr=0.1))
 
 
 class Counting:
@@ -105,23 +83,6 @@ class TestEndlessLoaders:
             small_run(train_dataloader=make(), max_duration=duration)
         with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
             small_run(train_dataloader=None, max_duration=duration).fit(train_dataloader=make())
-
-    @pytest.mark.parametrize("options", [{"max_duration": "3ba"}, {"train_subset_num_batches": 3, "max_duration": 1}])
-    def test_batches_of_an_endless_loader(self, options):
-        """A length in batches, of the training or the epochs, is allowed."""
-        trainer = small_run(train_dataloader=itertools.cycle([BATCH]), **options)
-
-        trainer.fit()
-
-        assert trainer.state.timestamp.batch == 3
-
-    def test_repeated_iterator(self):
-        """An iterator that ends is not endless."""
-        trainer = small_run(train_dataloader=itertools.repeat(BATCH, 3), max_duration="1ep")
-
-        trainer.fit()
-
-        assert trainer.state.timestamp.batch == 3
 
 
 @pytest.mark.parametrize("model", ["gpt2", nn.Linear(2, 2)])

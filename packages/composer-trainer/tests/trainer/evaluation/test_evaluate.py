@@ -46,15 +46,6 @@ class TestInterval:
 
         assert count.batches == batches
 
-    def test_interval_in_iterations(self):
-        """An interval in iterations is due when an iteration ends."""
-        count = CountEvaluations()
-        trainer = small_run(eval_dataloader=make_loader(), eval_interval="1iter", callbacks=count, max_duration="2iter")
-
-        trainer.fit()
-
-        assert count.batches == [5, 10]
-
     def test_each_evaluator_has_its_own_interval(self):
         """An evaluator's interval takes precedence over the trainer's."""
         labels = []
@@ -200,17 +191,6 @@ class TestResult:
         assert list(results) == ["test"]
         assert list(results["test"]) == ["MulticlassAccuracy"]
 
-    def test_other_data_under_the_same_label(self):
-        """An evaluator keeps its metrics if other data with its label are evaluated with all metrics in between."""
-        chosen = Evaluator(label="eval", dataloader=make_loader(), metric_names=["*Accuracy"])
-        trainer = small_run(eval_dataloader=chosen)
-
-        other = trainer.eval(make_loader(seed=1))
-        results = trainer.eval()
-
-        assert sorted(other["eval"]) == ["CrossEntropy", "MulticlassAccuracy"]
-        assert list(results["eval"]) == ["MulticlassAccuracy"]
-
     def test_microbatches(self):
         """The result does not depend on the microbatch size."""
         trainer = small_run()
@@ -239,24 +219,6 @@ class TestWhatIsEvaluated:
 
         assert len(recorded) == batches
 
-    def test_interval_can_be_changed_by_fit(self):
-        """fit(eval_interval=) applies to existing evaluators."""
-        count = CountEvaluations()
-        trainer = small_run(eval_dataloader=make_loader(), callbacks=count, max_duration="1ep")
-
-        trainer.fit(eval_interval="2ba")
-
-        assert count.batches == [2, 4, 5]
-
-    def test_interval_of_the_constructor(self):
-        """fit(eval_dataloader=) keeps the trainer's interval."""
-        count = CountEvaluations()
-        trainer = small_run(eval_interval="2ba", callbacks=count, max_duration="1ep")
-
-        trainer.fit(eval_dataloader=make_loader())
-
-        assert count.batches == [2, 4, 5]
-
     def test_unlabelled_loaders_raise(self):
         """Two loaders in a list raise, as their metrics would have equal names."""
         with pytest.raises(TypeError, match="Evaluator"):
@@ -267,11 +229,6 @@ class TestWhatIsEvaluated:
         """An evaluation without batches raises, with a known length before it begins."""
         with pytest.raises(ValueError, match=message):
             small_run().eval(loader)
-
-    def test_subset_out_of_range(self):
-        """Invalid numbers of batches raise."""
-        with pytest.raises(ValueError, match="eval_subset_num_batches must be"):
-            small_run(eval_subset_num_batches=0)
 
 
 class TestNoSideEffects:
@@ -289,36 +246,6 @@ class TestNoSideEffects:
         watched.fit()
 
         assert torch.equal(weights(plain), weights(watched))
-
-    def test_mode_and_data_are_restored_after_an_error(self):
-        """The model is in training mode, and the state has its data."""
-
-        class Fails(Callback):
-            def eval_batch_end(self, state, logger):
-                raise ArithmeticError("on purpose")
-
-        trainer = small_run(eval_dataloader=make_loader(), callbacks=Fails(), max_duration="1ep")
-
-        with pytest.raises(ArithmeticError):
-            trainer.fit()
-
-        assert trainer.state.model.training
-        assert trainer.state.dataloader_label == "train"
-
-    def test_modules_keep_their_modes(self):
-        """A module in evaluation mode, such as a frozen batch norm, stays in it."""
-
-        class Freeze(Callback):
-            def epoch_start(self, state, logger):
-                state.model.module[0].eval()
-
-        trainer = small_run(eval_dataloader=make_loader(), eval_interval="2ba", callbacks=Freeze(), max_duration="4ba")
-
-        trainer.fit()
-
-        assert not trainer.state.model.module[0].training
-        assert trainer.state.model.training
-        assert trainer.state.model.module[2].training
 
     def test_evaluation_time_is_excluded(self):
         """The training clock does not advance during an evaluation."""
@@ -347,13 +274,6 @@ class TestErrors:
 
         with pytest.raises(ValueError, match=r"'F1'.*MulticlassAccuracy"):
             small_run(eval_dataloader=evaluator)
-
-    def test_repeated_label(self):
-        """Two evaluators with one label raise."""
-        evaluators = [Evaluator(label="eval", dataloader=make_loader()) for _ in range(2)]
-
-        with pytest.raises(ValueError, match="label of its own"):
-            small_run(eval_dataloader=evaluators)
 
     def test_model_without_metrics(self):
         """A model without metrics raises when it is evaluated."""
@@ -392,15 +312,6 @@ class TestTrainingMetric:
             for start in (0, 5)
         ]
         assert logged == pytest.approx(by_epoch)
-
-    def test_no_training_metrics(self):
-        """A classifier without training metrics trains."""
-        model = ComposerClassifier(nn.Linear(4, 3), num_classes=3, train_metrics=[])
-        trainer = small_run(model=model, max_duration="1ba")
-
-        trainer.fit()
-
-        assert trainer.state.train_metric_values == {}
 
 
 def test_model_without_parameters():

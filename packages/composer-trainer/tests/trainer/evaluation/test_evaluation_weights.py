@@ -122,16 +122,6 @@ class TestSavedWeights:
         """CheckpointSaver with save_weights_only writes the evaluation weights."""
         assert same(load_file(tmp_path / "saver" / "final" / "model.safetensors"), trained[1])
 
-    def test_save_checkpoint(self, trained, tmp_path):
-        """trainer.save_checkpoint(weights_only=True) does too, and the run keeps its training weights."""
-        trainer, evaluated = trained
-        before = {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
-
-        path = trainer.save_checkpoint(tmp_path / "one", weights_only=True)
-
-        assert same(load_file(f"{path}/model.safetensors"), evaluated)
-        assert same(trainer.state.model.state_dict(), before)
-
     def test_export(self, trained, tmp_path):
         """The callback and the trainer's method export them."""
         trainer, evaluated = trained

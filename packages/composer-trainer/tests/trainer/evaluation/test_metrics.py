@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from torchmetrics import MeanMetric, Metric, MetricCollection, SumMetric
-from torchmetrics.regression import MeanSquaredError
 
-from composer.trainer.evaluation.metrics import check_metrics, compute_metrics, load_metrics, metrics_of, save_metrics
+from composer.trainer.evaluation.metrics import compute_metrics, load_metrics, save_metrics
 from fixtures.processes import run_processes
 
 
@@ -55,30 +53,6 @@ def test_loaded_metrics_continue():
             metric.update(6.0)
 
     assert compute_metrics(other) == compute_metrics(original) == {"mean": torch.tensor(3.0), "list": torch.tensor(9.0)}
-
-
-def test_states_that_do_not_fit_are_named():
-    """A state of another shape or kind is a problem."""
-    saved = save_metrics({"error": MeanSquaredError(num_outputs=2), "list": Lists()})
-    saved["list"][""].state["numbers"] = torch.zeros(2)
-
-    problems = check_metrics({"error": MeanSquaredError(num_outputs=3), "list": Lists()}, saved)
-
-    assert problems == [
-        "error.sum_squared_error: must be a tensor of shape (3,), got a tensor of shape (2,).",
-        "list.numbers: must be a list, got a tensor of shape (2,).",
-    ]
-
-
-def test_metrics_without_names_raise():
-    """get_metrics must return a dictionary."""
-
-    class Model:
-        def get_metrics(self, is_train):
-            return [SumMetric()]
-
-    with pytest.raises(TypeError, match=r"Model.get_metrics must return a dictionary of metrics by name"):
-        metrics_of(Model(), is_train=True)
 
 
 def test_fewer_samples_than_processes():

@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from composer import Trainer
 from composer.core import Callback, DataSpec
-from composer.models import ComposerClassifier, ComposerRegressor
 from fixtures import make_loader, small_run, weights
 
 
@@ -44,16 +42,6 @@ class Line(torch.nn.Linear):
 
 
 class TestPredict:
-    @pytest.mark.parametrize("make", [ComposerClassifier, ComposerRegressor])
-    @pytest.mark.parametrize("data", [lambda rows: rows, TensorDataset])
-    def test_data_without_targets(self, make, data):
-        """Batches may be tensors, or lists of one tensor."""
-        model, rows = make(torch.nn.Linear(4, 3)), torch.rand(5, 4)
-
-        outputs = Trainer(model=model).predict(DataLoader(data(rows), batch_size=2), join=True)
-
-        torch.testing.assert_close(outputs, model.module(rows).detach())
-
     def test_returns_the_outputs_of_each_batch(self):
         """Outputs are computed in evaluation mode, without gradients, in order."""
         trainer, loader = small_run(), make_loader(samples=10, batch_size=4)
@@ -104,12 +92,6 @@ class TestPredict:
         with pytest.raises(TypeError, match=message):
             small_run().predict(**arguments)
 
-    @pytest.mark.parametrize("data", [torch.zeros(3, 4), torch.nn.Sequential(torch.nn.ReLU())])
-    def test_no_batches(self, data):
-        """A tensor and a model are no loaders, although they can be iterated over."""
-        with pytest.raises(TypeError, match="Wrap a dataset in a DataLoader"):
-            small_run().predict(data)
-
     def test_streams_to_callbacks(self):
         """Callbacks receive each batch's outputs and the clock, also with return_outputs=False."""
         recorder = Seen()
@@ -121,17 +103,6 @@ class TestPredict:
         assert recorder.clock == [(1, 4), (2, 8)]
         assert len(recorder.outputs) == 2
         assert recorder.events == [("predict", 2), "end"]
-
-    @pytest.mark.parametrize(("subset", "length"), [(-1, 3), (2, 2), (100, 3)])
-    def test_length_of_the_data(self, subset, length):
-        """The state has the number of batches, also if fewer are available than requested."""
-        recorder = Seen()
-        trainer = small_run(callbacks=recorder)
-
-        trainer.predict(make_loader(samples=10, batch_size=4), subset)
-
-        assert recorder.events == [("predict", length), "end"]
-        assert len(recorder.outputs) == length
 
     def test_does_not_change_training(self):
         """Training continues with bit-identical results in the same mode."""
@@ -159,20 +130,6 @@ class TestPredict:
 
         with torch.no_grad():
             assert torch.equal(outputs, trainer.state.model((torch.ones(2, 4), None)))
-
-    def test_model_without_metrics(self):
-        """Only forward is required."""
-        trainer = small_run(model=Line(4, 2), train_dataloader=None)
-
-        (outputs,) = trainer.predict([torch.zeros(3, 4)])
-
-        assert outputs.shape == (3, 2)
-
-    @pytest.mark.parametrize(("loader", "subset", "kind"), [(5, -1, TypeError), ([], 0, ValueError)])
-    def test_bad_input(self, loader, subset, kind):
-        """A non-iterable and a number of batches out of range raise."""
-        with pytest.raises(kind, match=r"iterable|subset_num_batches"):
-            small_run().predict(loader, subset)
 
     def test_shuffled_outputs_warn(self):
         """Outputs in an unknown order give a warning; with targets, or only for callbacks, they do not."""

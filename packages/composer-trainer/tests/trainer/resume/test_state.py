@@ -64,13 +64,6 @@ class Counting(Sampler):
         return 20
 
 
-class CountingByEpoch(Counting):
-    """The same, with a set_epoch that does nothing."""
-
-    def set_epoch(self, epoch):
-        """Leave it."""
-
-
 class Endless(Counting):
     """The same, repeated forever, without a length."""
 
@@ -82,9 +75,6 @@ class Endless(Counting):
     def __len__(self):
         """Raise, as torch's own samplers without a length do."""
         raise NotImplementedError
-
-
-SAMPLERS = {"with a length": Counting, "with set_epoch": CountingByEpoch, "without a length": Endless}
 
 
 @pytest.fixture
@@ -166,15 +156,6 @@ class TestCheck:
         with pytest.raises(CheckpointMismatchError, match=rf"extra(\.|: ){part}"):
             small_run(max_duration="1ep", load_path=path)
 
-    def test_earlier_release(self, tmp_path):
-        """A state without the cool-down, which earlier releases did not save, is loaded."""
-        trainer = small_run(max_duration="1ep")
-        extra = trainer._resume_state.to_data()
-        del extra["cooldown"]
-        path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
-
-        assert small_run(max_duration="1ep", load_path=path).fit().steps == 5
-
     @pytest.mark.parametrize(
         ("path", "value"),
         [
@@ -239,25 +220,6 @@ class TestCheck:
         assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
         assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(7).get_state())  # the trainer's seed
 
-    def test_ignored_state_is_not_checked(self, stopped):
-        """With an ignored clock the saved position may be beyond the data."""
-        trainer = small_run(
-            train_dataloader=plain_loader(batch_size=10),
-            max_duration="1ep",
-            load_path=stopped,
-            load_ignore_keys="timestamp",
-        )
-
-        trainer.fit()
-
-        assert trainer.state.timestamp.batch == 2
-
-    @pytest.mark.parametrize("ignored", ["extra/processes", "extra/interrupted"])
-    def test_part_that_is_ignored(self, stopped, ignored):
-        """A part of the data alone cannot be left out, and the error names the argument that does."""
-        with pytest.raises(CheckpointMismatchError, match=f"missing; ignore '{ignored}' only together with all"):
-            small_run(load_path=stopped, load_ignore_keys=ignored)
-
     @pytest.mark.parametrize("part", ["algorithms", "callbacks", "extra", "rank_zero_seed", "scaler", "schedulers"])
     def test_part_that_was_not_saved(self, tmp_path, part):
         """A run resumes from a checkpoint that save_ignore_keys has left a part out of, with a warning."""
@@ -267,29 +229,6 @@ class TestCheck:
             resumed = small_run(max_duration="4ba", load_path=tmp_path / "latest")
 
         assert resumed.fit().steps == 2
-
-    def test_clock_that_was_not_saved(self, tmp_path):
-        """Without the clock, a run starts with a complete epoch, as if load_ignore_keys named it."""
-        options = {"save_folder": tmp_path, "save_ignore_keys": "timestamp"}
-        small_run(train_dataloader=plain_loader(), max_duration="3ba", **options).fit()
-        recorder = Seen()
-
-        with pytest.warns(UserWarning, match="was saved without"):
-            resumed = small_run(
-                train_dataloader=plain_loader(), max_duration="1ep", load_path=tmp_path / "latest", callbacks=recorder
-            )
-        resumed.fit()
-
-        assert recorder.batches == [(0, 1, 0), (0, 2, 16), (0, 3, 32), (0, 4, 48), (0, 5, 64)]
-
-    @pytest.mark.parametrize("ignored", ["extra/processes", "extra/interrupted"])
-    def test_part_of_the_data_that_was_not_saved(self, tmp_path, ignored):
-        """A part of the data alone cannot be left out of a checkpoint, and the error names what loads the rest."""
-        small_run(max_duration="2ba", save_folder=tmp_path, save_ignore_keys=ignored).fit()
-
-        with pytest.raises(CheckpointMismatchError, match="load_ignore_keys='extra'"):
-            small_run(load_path=tmp_path / "latest")
-        assert small_run(max_duration="4ba", load_path=tmp_path / "latest", load_ignore_keys="extra").fit().steps == 2
 
 
 class TestAttach:
@@ -303,42 +242,6 @@ class TestAttach:
 
         assert resumed.fit().steps == 2
 
-    def test_saver_that_is_added_in_fit(self, tmp_path):
-        """Training resumes exactly from a checkpoint of a saver that a callback has added within the same fit."""
-
-        class Adding(Callback):
-            def batch_end(self, state, logger):
-                if state.timestamp.batch == 1:
-                    state.callbacks.append(CheckpointSaver(tmp_path, filename="ba{batch}", save_interval="1ba"))
-
-        small_run(max_duration="3ba", callbacks=Adding()).fit()
-
-        resumed = small_run(max_duration="4ba", load_path=tmp_path / "ba2")
-
-        assert resumed.fit().steps == 2
-
-    def test_own_data_of_a_saver(self, tmp_path):
-        """A function that a program sets as extra is called in place of the Trainer's, also if it is set before."""
-        saver = CheckpointSaver(tmp_path, filename="one", save_interval="2ba")
-        saver.extra = lambda: {"own": 1}
-
-        small_run(max_duration="2ba", callbacks=saver).fit()
-
-        assert json.loads((tmp_path / "one" / "state.json").read_text())["extra"] == {"own": 1}
-
-    def test_saver_of_two_runs(self, tmp_path):
-        """A saver that was in another Trainer saves the data of the Trainer that it is in now."""
-        saver = CheckpointSaver(tmp_path / "first", filename="one")
-        small_run(train_dataloader=plain_loader(), max_duration="3ba", callbacks=saver).fit()
-        later = small_run(max_duration="2ba")
-        later.state.callbacks.append(saver)
-        saver.folder, saver.filename = str(tmp_path), "two"
-        later.fit()
-
-        extra = json.loads((tmp_path / "two" / "state.json").read_text())["extra"]
-
-        assert extra["processes"][0]["data"]["place"] == 2
-
 
 class TestResume:
     def test_ignored_data(self, stopped):
@@ -349,16 +252,6 @@ class TestResume:
         small_run(train_dataloader=plain_loader(), **options).fit()
 
         assert recorder.batches == [(1, 4, 0)]
-
-    def test_one_of_two_ignored_callbacks(self, tmp_path):
-        """The generator of an ignored callback is not restored, and that of another one of its class is."""
-        small_run(max_duration="2ba", save_folder=tmp_path, callbacks=[Drawing(1), Drawing(2)]).fit()
-        ignored, other = Drawing(3), Drawing(4)
-
-        options = {"load_path": tmp_path / "latest", "load_ignore_keys": "callbacks/Drawing"}
-        small_run(max_duration="3ba", callbacks=[ignored, other], **options).fit()
-
-        assert [callback.generator.initial_seed() for callback in (ignored, other)] == [3, 2]
 
     def test_ignored_clock(self, stopped):
         """A run that ignores the saved clock starts with a complete epoch."""
@@ -401,39 +294,6 @@ class TestResume:
         ):
             small_run(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", load_path=stopped)
 
-    def test_position_beyond_the_epoch_of_later_data_raises(self, tmp_path):
-        """Data that are passed only to fit raise the same error, and fit can be called again with the right ones."""
-        trainer = small_run(train_dataloader=plain_loader(samples=40), max_duration="7ba")
-        trainer.fit()
-        path = trainer.save_checkpoint(str(tmp_path / "one"))
-        resumed = small_run(train_dataloader=None, max_duration="1ep", load_path=path)
-
-        with pytest.raises(CheckpointMismatchError, match=r"(?s)one does not .* 7 batches .* has 4\. "):
-            resumed.fit(train_dataloader=plain_loader(samples=16))
-
-        assert resumed.fit(train_dataloader=plain_loader(samples=40)).steps == 3
-
-    def test_stateful_loader_in_another_number_of_processes(self, tmp_path):
-        """The state of a loader belongs to a process, and is not loaded into others, which load the batches before."""
-        loader = Stateful(6)
-        trainer = small_run(train_dataloader=loader, max_duration="2ba")
-        trainer.fit()
-        extra = trainer._resume_state.to_data()
-        extra |= {"processes": 2 * extra["processes"], "world_size": 2}
-        path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
-        recorder = Seen()
-        resumed = small_run(
-            train_dataloader=(other := Stateful(6)), max_duration="3ba", load_path=path, callbacks=recorder
-        )
-
-        with (
-            pytest.warns(UserWarning, match="saved by 2 processes, and 1 resume"),
-            pytest.warns(UserWarning, match="first 2 batches are loaded again"),
-        ):
-            resumed.fit()
-
-        assert (other.loaded, recorder.batches) == ([], [(0, 3, 48)])
-
     @pytest.mark.parametrize(("batch_size", "length", "left"), [(5, 4, [(1, 4, 60)]), (7, 3, []), (3, 7, None)])
     def test_other_epoch_length_warns(self, stopped, batch_size, length, left):
         """A run resumes in an epoch of another length with a warning that samples differ."""
@@ -460,29 +320,6 @@ class TestResume:
         with pytest.warns(UserWarning, match=f"train_dataloader.{message}"):
             trainer.fit()
 
-    def test_other_batch_size_of_a_list(self, tmp_path):
-        """The samples of a list's first batches are counted."""
-        trainer = small_run(train_dataloader=list(plain_loader(batch_size=6)), max_duration="1ep")
-        trainer.fit(duration="2ba")
-        path = trainer.save_checkpoint(str(tmp_path / "one"))
-        other = small_run(train_dataloader=list(plain_loader(batch_size=5)), max_duration="1ep", load_path=path)
-
-        with pytest.warns(UserWarning, match="had 12 samples in the first 2 batches when .*, and has 10, so"):
-            other.fit()
-
-    def test_other_batch_size_of_replayed_batches(self, tmp_path):
-        """The samples of replayed batches are counted."""
-        trainer = small_run(train_dataloader=OnlyIterable(6), max_duration="1ep")
-        trainer.fit(duration="2ba")
-        path = trainer.save_checkpoint(str(tmp_path / "one"))
-        other = small_run(train_dataloader=OnlyIterable(5), max_duration="1ep", load_path=path)
-
-        with (
-            pytest.warns(UserWarning, match="first 2 batches are loaded again"),
-            pytest.warns(UserWarning, match="had 12 samples in the first 2 batches when .*, and has 10, so"),
-        ):
-            other.fit()
-
     def test_other_number_of_workers_of_a_stream(self, tmp_path):
         """A stream is usually split over workers, so another number of them gives a warning; two workers are slow."""
         trainer = small_run(train_dataloader=DataLoader(Split(), batch_size=4, num_workers=2), max_duration="1ep")
@@ -495,18 +332,6 @@ class TestResume:
             pytest.warns(UserWarning, match="workers: 2 was saved, 1 is set"),
         ):
             other.fit()
-
-    def test_other_length_between_epochs(self, tmp_path):
-        """Between two epochs data may change, with a warning."""
-        options = {"save_folder": str(tmp_path), "save_interval": "5ba"}
-        small_run(train_dataloader=plain_loader(), max_duration="1ep", **options).fit()
-        recorder, [path] = Seen(), tmp_path.glob("*-ba5")
-        options = {"load_path": path, "callbacks": [recorder]}
-
-        with pytest.warns(UserWarning, match="samples a batch: 4 was saved, 10 is set"):
-            small_run(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", **options).fit()
-
-        assert recorder.batches == [(1, 1, 0), (1, 2, 40)]
 
     def test_subset_of_the_batches(self, stopped):
         """An epoch that ends earlier is one of the changed settings."""
@@ -528,20 +353,6 @@ class TestResume:
 
         with pytest.warns(UserWarning, match="sampler gives another order than before the run stopped"):
             other.fit()
-
-    @pytest.mark.parametrize("kind", SAMPLERS)
-    def test_stateful_sampler_warns(self, tmp_path, kind):
-        """An order that cannot be restored within an epoch is detected, for any sampler."""
-        options = {"train_subset_num_batches": 5, "max_duration": "3ep"}
-        COUNTED.clear()
-        first = small_run(train_dataloader=plain_loader(sampler=SAMPLERS[kind]()), **options)
-        first.fit(duration="7ba")
-        path = first.save_checkpoint(str(tmp_path / "one"))
-        COUNTED.clear()  # as in a new process
-        again = small_run(train_dataloader=plain_loader(sampler=SAMPLERS[kind]()), load_path=path, **options)
-
-        with pytest.warns(UserWarning, match="sampler gives another order than before the run stopped"):
-            again.fit()
 
     def test_weights_only_warns(self, tmp_path, caplog):
         """A run that saves only weights cannot resume, and warns when it is restarted."""
@@ -613,17 +424,6 @@ class TestMetricState:
         again.update(*batches[1])
 
         assert json.dumps(values(again)) == json.dumps(values(complete))
-
-    def test_only_metric_states_are_restored(self):
-        """A checkpoint cannot set other attributes of a metric, such as methods."""
-        metric = MulticlassAccuracy(3)
-        saved = save_metrics({"m": metric})
-        saved["m"][""].state.update(update=3, num_classes=7)
-
-        load_metrics({"m": metric}, saved, torch.device("cpu"))
-
-        assert callable(metric.update)
-        assert metric.num_classes == 3
 
 
 def values(metric):

@@ -24,17 +24,6 @@ def test_error_at_init_closes_callbacks():
     assert closed == [True]
 
 
-def test_text_of_a_trainer():
-    """The text of a trainer names model, run and device, and how far it has trained."""
-    trainer = small_run(max_duration="2ep", run_name="first")
-    trainer.fit(duration="3ba")
-
-    assert repr(trainer) == (
-        "Trainer(ComposerClassifier with 67 parameters, run_name='first', device='cpu', "
-        "at epoch 0, batch 3 of max_duration='3ba')"
-    )
-
-
 PROGRAM = """
 import torch.distributed as dist
 dist.init_process_group("gloo")

@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import Metric
 
 from composer.algorithms import EMA, BlurPool
 from composer.checkpoint import KeepBest, find_checkpoints
-from composer.core import Evaluator
 from composer.loggers import InMemoryLogger
 from composer.trainer.settings.checkpoints import best_by
 from fixtures import make_loader, small_run, trained
@@ -81,25 +79,6 @@ def test_weights_of_the_best_checkpoint_are_those_measured(tmp_path, again):
     assert later.eval()["eval"]["CrossEntropy"].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_metrics_of_other_weights_are_not_listed(tmp_path):
-    """A checkpoint between two evaluations has no value of them in its manifest."""
-    trainer, accuracies = evaluated(tmp_path, eval_interval="1ep", save_interval="4ba")
-
-    assert accuracies == {"ep0-ba4": None, "ep1-ba8": None, "ep2-ba12": None, "ep3-ba16": None} | {
-        "ep4-ba20": pytest.approx(float(trainer.state.eval_metric_values["eval"]["MulticlassAccuracy"]))
-    }
-
-
-def test_metrics_of_a_training_before_are_not_listed(tmp_path):
-    """After the clock was set back, the same batch has other weights, which were not evaluated."""
-    trainer, _ = evaluated(tmp_path, eval_interval="1ep", save_interval="1ep", save_overwrite=True)
-
-    trainer.fit(reset_time=True, duration="4ep", eval_interval=0)
-
-    [last] = [one for one in find_checkpoints(str(tmp_path)) if one.name == "ep4-ba20"]
-    assert "metrics/eval/MulticlassAccuracy" not in last.manifest.metrics
-
-
 def test_best_of_a_resumed_run(tmp_path):
     """A resumed run knows the best value of the run before."""
     options = {"save_best": "eval/MulticlassAccuracy", "eval_interval": "1ba", "save_interval": 0, "run_name": "one"}
@@ -150,21 +129,6 @@ def test_bad_value(tmp_path, save_best, message):
         small_run(save_best=save_best, save_folder=str(tmp_path), eval_dataloader=make_loader())
 
 
-def test_folder_is_needed():
-    """Without a folder there is nothing to choose among."""
-    with pytest.raises(ValueError, match="save_best chooses among the checkpoints in save_folder"):
-        small_run(save_best="eval/MulticlassAccuracy", eval_dataloader=make_loader())
-
-
-def test_metric_of_an_evaluator_that_is_given_to_fit(tmp_path):
-    """Without evaluators at construction, the label is that of a later one."""
-    trainer = small_run(max_duration="1ep", save_folder=str(tmp_path), save_best="late/MulticlassAccuracy")
-
-    result = trainer.fit(eval_dataloader=Evaluator(label="late", dataloader=make_loader()))
-
-    assert result.best_checkpoint == str(tmp_path / "ep1-ba5")
-
-
 def test_mode_follows_the_metric():
     """A metric that should decrease is minimized; one that declares nothing raises, and a KeepBest is used as it is."""
     from composer.metrics import CrossEntropy
@@ -173,27 +137,6 @@ def test_mode_follows_the_metric():
     assert best_by(KeepBest("a/b", 3), None, []) == KeepBest("a/b", 3)
     with pytest.raises(ValueError, match="Undirected does not declare whether more is better: give save_best=KeepBest"):
         best_by("eval/Metric", WithMetrics(Undirected()), ["eval"])
-
-
-def test_best_at_the_batch_of_another_save(tmp_path):
-    """A new best value is saved also if a checkpoint of the same batch has been saved before the evaluation."""
-    best = KeepBest("metrics/eval/MulticlassAccuracy", mode="min")
-    log = InMemoryLogger()
-    trainer, accuracies = evaluated(tmp_path, save_interval="5ba", save_best=best, loggers=log)
-    values = [float(value) for _, value in log.data["metrics/eval/MulticlassAccuracy"]]
-
-    assert accuracies[Path(trainer.best_checkpoint).name] == pytest.approx(min(values))
-
-
-def test_metrics_in_a_collection():
-    """A model may return its metrics as a MetricCollection."""
-    collection = MetricCollection({"Accuracy": MulticlassAccuracy(3)})
-
-    class Model(torch.nn.Module):
-        def get_metrics(self, is_train):
-            return collection
-
-    assert best_by("eval/Accuracy", Model(), ["eval"]) == KeepBest("metrics/eval/Accuracy", mode="max")
 
 
 def test_newest_checkpoint_is_loaded_with_all_algorithms(tmp_path):

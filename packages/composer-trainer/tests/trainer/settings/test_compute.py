@@ -46,25 +46,6 @@ class TestFP8:
         assert list(dict(model.named_parameters())) == list(before)
         assert not torch.equal(model.module[1].weight, start)
 
-    def test_no_matching_layers_warn(self):
-        """A model without matching layers gives a warning."""
-        pytest.importorskip("torchao", reason="the extra fp8 is not installed")
-
-        with pytest.warns(UserWarning, match="changed none of the model's"):
-            small_run(precision="amp_fp8", precision_config={"emulate": True})
-
-    def test_settings_without_fp8_raise(self):
-        """Settings without effect raise."""
-        with pytest.raises(ValueError, match="precision_config is only for"):
-            small_run(precision="amp_bf16", precision_config={"emulate": True})
-
-    def test_cannot_be_enabled_in_fit(self):
-        """The layers are created with the trainer, so that fit cannot enable 8 bits."""
-        trainer = small_run(max_duration="1ba")
-
-        with pytest.raises(ValueError, match="Give precision to the Trainer"):
-            trainer.fit(precision="amp_fp8")
-
 
 class TestCompile:
     def test_names_are_preserved(self):
@@ -80,11 +61,6 @@ class TestCompile:
         assert list(compiled.state.model.state_dict()) == list(plain.state.model.state_dict())
         assert compiled.state.model._compiled_call_impl is not None
         torch.testing.assert_close(weights(compiled), weights(plain))
-
-    def test_invalid_config_raises(self):
-        """Other values than arguments raise."""
-        with pytest.raises(TypeError, match=r"compile_config must be a dictionary of arguments.*\{\}"):
-            small_run(compile_config=True)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "all"])

@@ -1,7 +1,5 @@
 """The environment of a trainer: the name of the run, and MosaicML Composer beside this library."""
 
-import re
-
 import pytest
 
 from composer.trainer.tools.environment import warn_of_mosaicml
@@ -37,25 +35,6 @@ def test_the_run_name_is_read(monkeypatch, variables, expected):
     trainer = small_run()
 
     assert trainer.state.run_name == expected
-
-
-def test_an_argument_comes_first(monkeypatch):
-    """The argument run_name is used before the environment."""
-    monkeypatch.setenv("COMPOSER_RUN_NAME", "environment")
-
-    trainer = small_run(run_name="argument")
-
-    assert trainer.state.run_name == "argument"
-
-
-def test_a_generated_name(monkeypatch):
-    """Without argument and variables, the name is generated from the time."""
-    for name in ["RUN_NAME", "COMPOSER_RUN_NAME"]:
-        monkeypatch.delenv(name, raising=False)
-
-    trainer = small_run()
-
-    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", trainer.state.run_name)
 
 
 def test_autoresume_uses_the_name_of_the_environment(monkeypatch, tmp_path):

@@ -52,15 +52,3 @@ def test_steps_are_undone(state, error):
     assert [module.training for module in model] == [True, True, False]
     assert state.loss is loss
     assert torch.equal(torch.get_rng_state(), drawn)
-
-
-def test_generators_of_the_loader(state):
-    """A generator of the loader continues where it was."""
-    generator = torch.Generator().manual_seed(1)
-    loader = torch.utils.data.DataLoader(range(8), shuffle=True, generator=generator)
-    before = generator.get_state()
-
-    with trial(state, loader, steps=False):
-        list(loader)
-
-    assert torch.equal(generator.get_state(), before)
