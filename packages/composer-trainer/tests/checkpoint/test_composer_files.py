@@ -13,7 +13,6 @@ from torch.nn.functional import conv2d, max_pool2d
 
 from composer import algorithms
 from composer.checkpoint import CheckpointError, CheckpointMismatchError, load_checkpoint
-from composer.checkpoint.composer_files import ComposerFile
 from composer.core import Engine, State, TimeUnit
 
 BINOMIAL = torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]]) / 16
@@ -253,18 +252,6 @@ def test_a_trainer_continues(tmp_path):
     assert rates == pytest.approx([0.05 * (1 + np.cos(np.pi * done / 12)) for done in range(8, 12)])
 
 
-def test_torch_schedulers_are_restored(tmp_path):
-    """A scheduler of torch continues with the saved counts."""
-    written(tmp_path / "old.pt", "MixUp")
-    state = run()
-    state.schedulers = torch.optim.lr_scheduler.StepLR(state.optimizers[0], 4, gamma=0.5)
-
-    loaded(tmp_path / "old.pt", state)
-
-    assert state.schedulers[0].last_epoch == 8
-    assert state.schedulers[0].get_last_lr() == [0.025]
-
-
 @pytest.mark.parametrize("active", [True, False])
 def test_ema_continues_from_the_trained_weights(tmp_path, active):
     """Weights alone are EMA's averages, the model of a file or beside it; training continues from the others."""
@@ -285,26 +272,6 @@ def test_ema_continues_from_the_trained_weights(tmp_path, active):
     assert torch.equal(in_model.model.get_parameter("module.head.weight"), theirs.get_parameter("module.head.weight"))
     assert torch.equal(beside.model.get_parameter("module.head.weight"), weights["module.head.weight"])
     assert any("the state of EMA" in message for message in messages)
-
-
-def test_gyro_dropout_keeps_its_masks(tmp_path):
-    """Composer saves no masks, and those of the run stay."""
-
-    def change(state):
-        state["algorithms"] = [("GyroDropout", {"repr": "GyroDropout()"})]
-
-    plain = {"mean": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout())}
-    theirs, _ = written(tmp_path / "old.pt", "MixUp", model=network(3, plain), change=change)
-    state = State(network(7, plain))
-    from composer import functional as cf
-
-    cf.apply_gyro_dropout(state.model, 4, 2, 0.5, 4, 2)
-    seed = state.model.get_buffer("module.mean.2.seed").clone()
-
-    load_checkpoint(tmp_path / "old.pt", state, weights_only=True)
-
-    assert torch.equal(state.model.get_buffer("module.mean.2.seed"), seed)
-    assert torch.equal(state.model.get_parameter("module.head.weight"), theirs.get_parameter("module.head.weight"))
 
 
 def _indices(state):
@@ -370,24 +337,6 @@ def test_text_is_parsed_and_not_run(text, tmp_path, monkeypatch):
 
     assert state.algorithms == []
     assert not (tmp_path / "ran").exists()
-
-
-def test_names_of_the_user_s_own_modules_do_not_change(tmp_path):
-    """A model with modules of these names is loaded as it is."""
-
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module0, self.batchnorm = nn.Linear(2, 2), nn.BatchNorm1d(2)
-            self.register_buffer("blur_filter", torch.rand(3))
-
-    torch.manual_seed(3)
-    saved, state = Own(), State(Own())
-    torch.save(saved.state_dict(), tmp_path / "weights.pt")
-
-    load_checkpoint(tmp_path / "weights.pt", state, weights_only=True)
-
-    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in state.model.state_dict().items())
 
 
 def test_other_files_of_weights_raise(tmp_path):
@@ -511,15 +460,3 @@ def test_a_loader_that_saves_its_position_continues_there(tmp_path):
 
     assert loader.loaded == {"epoch": 2, "sample_in_epoch": 4}
     assert trainer.state.timestamp.epoch == 3
-
-
-@pytest.mark.parametrize(("generators", "expected"), [([{}, {}, {}], 3), (None, 2)])
-def test_number_of_processes(monkeypatch, generators, expected):
-    """It is that of the file, also if its generators cannot be used, or else that of the run."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    file, own = ComposerFile({"model": {}}, generators), {"torch": 1}
-
-    data = file.resume_data(file.rng(torch.device("cpu")), own)
-
-    assert data["world_size"] == expected
-    assert [one["rng"] for one in data["processes"]] == [own] * expected

@@ -3,8 +3,7 @@
 import pytest
 from torch import nn
 
-from composer.checkpoint.contents import SavedPlace, changed_modules, check_ignore_keys, contents_of, remove_ignored
-from composer.core.saving.codec import plain, read
+from composer.checkpoint.contents import changed_modules, contents_of, remove_ignored
 
 
 def test_weights_only(runs):
@@ -47,56 +46,3 @@ def make_state():
 def test_patterns(patterns, removed):
     """Patterns select parts by their paths, with the prefix of MosaicML Composer or without; the clock is one part."""
     assert remove_ignored(make_state(), patterns) == removed
-
-
-def test_rest_is_unchanged():
-    """What no pattern selects stays."""
-    state = make_state()
-
-    remove_ignored(state, ["model/head.*", "algorithms/SWA"])
-
-    assert state == {
-        "model": {"body.weight": 1},
-        "algorithms": [{"key": "EMA", "state": {}}],
-        "timestamp": {"batch": 5, "epoch": 1},
-    }
-
-
-def test_function_that_removes_a_part():
-    """The path of a complete part is returned, not the paths within it."""
-    assert remove_ignored(make_state(), lambda state: state.pop("model")) == ("model",)
-
-
-@pytest.mark.parametrize("keys", [3, [3], {"model": 1, 2: 3}])
-def test_other_types_raise(keys):
-    """The error has the name of the argument."""
-    with pytest.raises(TypeError, match="load_ignore_keys must be strings such as"):
-        check_ignore_keys(keys, "load_ignore_keys")
-
-
-PLACE = {
-    "epoch": 1,
-    "place": 24,
-    "global_batch_size": 6,
-    "sizes": {"batches": 5, "samples": 30},
-    "order": "5f" * 8,
-    "loader": {"place": [3]},
-    "objects": {"states": {"sampler": {"times": 2}}, "generators": {}},
-    "has_ended": False,
-    "is_over": False,
-    "as_sampler": False,
-}
-
-
-def test_saved_form():
-    """A place that a checkpoint contains is read, and saved again in the same form."""
-    assert plain(read(PLACE, SavedPlace)) == PLACE
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("epoch", -1), ("place", -1), ("global_batch_size", 0), ("order", "2x"), ("order", "")]
-)
-def test_values_out_of_range(name, value):
-    """A value that no place has raises an error with its name."""
-    with pytest.raises(ValueError, match=name):
-        read({**PLACE, name: value}, SavedPlace)

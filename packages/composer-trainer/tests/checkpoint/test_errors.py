@@ -8,7 +8,6 @@ import torch
 from composer.checkpoint import load_checkpoint, save_checkpoint
 from composer.checkpoint.errors import (
     CheckpointError,
-    CheckpointMismatchError,
     CheckpointSaveError,
     FolderInUseError,
     LaterCheckpointError,
@@ -29,26 +28,12 @@ def test_path_and_reason(error, details, text):
     assert str(error).startswith(text)
 
 
-def test_problems():
-    """Each mismatch has a line of its own."""
-    error = CheckpointMismatchError("ep1-ba5", ["model.bias is not saved.", "model.a is not in the model."])
-
-    assert error.problems == ("model.bias is not saved.", "model.a is not in the model.")
-    assert str(error).splitlines()[1:] == ["- model.bias is not saved.", "- model.a is not in the model."]
-    assert isinstance(error, ValueError)
-
-
 def test_folder_in_use():
     """The error names the folder, its holder and the remedy."""
     error = FolderInUseError("runs/blur", "process 17 on host")
 
     assert (error.folder, error.holder) == ("runs/blur", "process 17 on host")
     assert "Choose another save_folder or run_name" in str(error)
-
-
-def test_long_reasons_are_abridged():
-    """A reason of a hundred thousand characters does not fill the screen."""
-    assert len(str(CheckpointError("a", "x" * 100_000))) < 10_000
 
 
 URL = "ftp://me:s3cr3t@127.0.0.1:1/runs"

@@ -77,24 +77,6 @@ class TestNewestCheckpoint:
 
         assert newest_checkpoint(tmp_path).name == "a-after"
 
-    def test_completed_iteration_is_newer(self, runs, tmp_path):
-        """Of two with equal batches and epochs the one with the completed iteration is newer."""
-        state = runs.make(batch=5)
-        state.timestamp = state.timestamp.to_next_iteration()
-        save_checkpoint(state, tmp_path / "a-after")
-        state = runs.make(batch=5)
-        save_checkpoint(state, tmp_path / "b-before")
-
-        assert newest_checkpoint(tmp_path).name == "a-after"
-
-    def test_saves_within_a_second(self, runs, tmp_path):
-        """Of several saves of one state, the last one is the newest, though its name is not the last."""
-        names, state = ["it9", "it10", "it8", "it11"], runs.make()
-        for name in names:
-            save_checkpoint(state, tmp_path / name)
-
-        assert [one.name for one in find_checkpoints(tmp_path)] == names
-
 
 class TestLocate:
     def test_links(self, three_checkpoints):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 
-import attrs
 import hypothesis.strategies as st
 import pytest
 import xxhash
@@ -41,10 +40,6 @@ class TestFileRecord:
 
         assert record.size == len(content)
         assert record.xxh3_128 == xxhash.xxh3_128_hexdigest(content)
-
-    def test_empty(self):
-        """XXH3 of empty content matches its specification."""
-        assert FileRecord.of([]).xxh3_128 == "99aa06d3014798d86001c324468d497f"
 
     def test_parts(self, monkeypatch):
         """A file has the XXH3 of all of it and of its blocks; also if it is read again."""
@@ -84,18 +79,6 @@ class TestManifest:
         with pytest.raises(CheckpointError, match=r"^here/manifest\.json "):
             Manifest.from_bytes(bytes(content), "here/manifest.json")
 
-    @settings(max_examples=60, deadline=None)
-    @given(st.integers(0, len(MANIFEST.to_bytes()) - 1))
-    def test_truncation_is_detected(self, length):
-        """A truncated manifest raises."""
-        with pytest.raises(CheckpointError, match=r"^manifest\.json "):
-            Manifest.from_bytes(MANIFEST.to_bytes()[:length], "manifest.json")
-
-    def test_extra_whitespace_is_detected(self):
-        """A change that JSON ignores is detected too."""
-        with pytest.raises(CheckpointError, match="has been changed since"):
-            Manifest.from_bytes(MANIFEST.to_bytes() + b" ", "manifest.json")
-
     @pytest.mark.parametrize(
         "name", ["../state.json", "/etc/passwd.json", "a/b.json", "manifest.json", "", ".json", "state.py", "a\nb.json"]
     )
@@ -103,65 +86,6 @@ class TestManifest:
         """A name outside the folder, or of an unknown file, raises."""
         with pytest.raises(CheckpointError, match="is no name of a file in a checkpoint"):
             Manifest.from_bytes(signed(files={name: {"size": 2, "xxh3_128": "0" * 32}}), "manifest.json")
-
-    @pytest.mark.parametrize(
-        ("changes", "named"),
-        [
-            ({"files": {}}, "is not valid: .*files"),
-            ({"files": {"state.json": {"size": -1, "xxh3_128": "0" * 32}}}, "is not valid: .*files"),
-            ({"files": {"state.json": {"size": 1 << 70, "xxh3_128": "0" * 32}}}, "is not valid: .*files"),
-            ({"files": {"state.json": {"size": 1, "xxh3_128": "0"}}}, "is not valid: .*files"),
-            ({"files": {"state.json": {"size": 1}}}, "is not valid: .*files"),
-            ({"files": {"state.json": {"size": 1, "xxh3_128": "x" * 32}}}, "is not valid: .*files"),
-            ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32, "md5": "0" * 32}}}, "is not valid: .*files"),
-            ({"files": {"state.json": {"size": 1, "xxh3_128": None}}}, "is not valid: .*files"),
-            ({"files": []}, "is not valid: .*files"),
-            ({"run_name": 3}, "is not valid: .*run_name"),
-            ({"weights_only": 1}, "is not valid: .*weights_only"),
-            ({"metrics": {"loss": "low"}}, "is not valid: .*metrics"),
-            ({"metrics": {"loss": 3}}, "is not valid: .*metrics: 'loss' must be a finite float or None, got 3"),
-            ({"metrics": {"loss": 1 << 2000}}, "is not valid: .*metrics"),
-            ({"versions": {"torch": 2}}, "is not valid: .*versions"),
-            ({"timestamp": {"batch": 1}}, "is not valid: .*timestamp"),
-            ({"timestamp": []}, "is not valid: .*timestamp"),
-            ({"format_version": 99}, "reads format 3"),
-            ({"format_version": True}, "is of format True"),
-            ({"format": "other"}, "'format'"),
-            ({"more": 1}, "unknown field 'more'"),
-        ],
-    )
-    def test_invalid_fields_raise(self, changes, named):
-        """An invalid manifest with a valid checksum raises with the field."""
-        with pytest.raises(CheckpointError, match=named):
-            Manifest.from_bytes(signed(**changes), "manifest.json")
-
-    def test_message(self):
-        """A wrong checksum is reported in one sentence, without the objects of the validator."""
-        with pytest.raises(CheckpointError) as caught:
-            Manifest.from_bytes(signed(files={"state.json": {"size": 1, "xxh3_128": "0"}}), "manifest.json")
-
-        assert str(caught.value).endswith(
-            "it.files.state.json: 'xxh3_128' must match regex '[0-9a-f]{32}' ('0' doesn't)"
-        )
-
-    def test_clock_overflow_raises(self):
-        """A duration that is too large raises."""
-        clock = MANIFEST.timestamp.state_dict() | {"total_wct": 1e300}
-
-        with pytest.raises(CheckpointError, match=r"is not valid: .*timestamp"):
-            Manifest.from_bytes(signed(timestamp=clock), "manifest.json")
-
-    @pytest.mark.parametrize(
-        "content", [b"", b"[]", b"{}", b"\xff\xfe", b"[" * 99999, b'{"a":' * 9999, b"9" * 9999, b'{"a": 1e999}']
-    )
-    def test_invalid_manifest_raises(self, content):
-        """Other content raises."""
-        with pytest.raises(CheckpointError, match=r"^manifest\.json "):
-            Manifest.from_bytes(content, "manifest.json")
-
-    def test_size_is_the_sum(self):
-        """The size is the sum of all files."""
-        assert attrs.evolve(MANIFEST).size == 12
 
 
 def test_file_that_no_memory_can_hold(tmp_path):

@@ -1,7 +1,6 @@
 """The folder of a run, and what is kept there; complete trainings are in ``test_saver.py``."""
 
 import math
-import sys
 from pathlib import Path
 
 import attrs
@@ -10,14 +9,12 @@ import pytest
 from hypothesis import given
 
 from composer.checkpoint import (
-    CheckpointError,
     CheckpointSaveError,
     FileRecord,
     FoundCheckpoint,
     KeepBest,
     Manifest,
     save_checkpoint,
-    verify_checkpoint,
 )
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.run_folder import (
@@ -26,7 +23,6 @@ from composer.checkpoint.run_folder import (
     delete_old,
     expired,
     own_checkpoints,
-    without_suffix,
 )
 from composer.core import Timestamp
 
@@ -63,60 +59,6 @@ def test_later_checkpoints(runs, tmp_path):
     for folder, continues in ((make_folder(overwrite=True), False), (make_folder(), True)):
         folder.open(names_at(tmp_path), runs.make(batch=5), continues=continues)
         folder.close()
-
-
-class Unlisted(LocalFolder):
-    """A folder that can be written to and not listed."""
-
-    def names(self):
-        """Fail as a folder without the permission to read it, which a superuser has."""
-        raise CheckpointError(self, "cannot be read: Permission denied.")
-
-
-def test_failing_list(runs, tmp_path):
-    """A folder that cannot be listed after a save does not make it one that was not saved."""
-    save_checkpoint(runs.make(batch=9), tmp_path / "ba9")
-    unlisted, folder = Unlisted(tmp_path), RunFolder(False, False, 1, None)
-
-    with pytest.raises(CheckpointSaveError, match=r"ba9 is complete, and .*cannot be read: Permission denied"):
-        folder.finish(unlisted, Names(str(tmp_path), "ba9", None, None, []), unlisted.manifest("ba9"))
-
-
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        ("nosuch://bucket/ba5", "nosuch://bucket is not a URL that fsspec supports"),
-        ("adl://bucket/ba5", "adl://bucket needs another package"),
-    ],
-)
-def test_copies_that_cannot_be_written(runs, tmp_path, monkeypatch, url, reason):
-    """The error names the checkpoint, which is complete, if a URL of a copy is wrong or needs another package."""
-    # A package that no test uses: fsspec remembers what it has imported, whatever sys.modules says then.
-    monkeypatch.setitem(sys.modules, "adlfs", None)
-    path = save_checkpoint(runs.make(), tmp_path / "ba5")
-    folder = make_folder()
-    opened = folder.open(names_at(tmp_path), runs.make(), continues=False)
-
-    with pytest.raises(CheckpointSaveError, match=f"ba5 is complete, and .*: {reason}") as raised:
-        folder.finish(opened, Names(str(tmp_path), "ba5", "latest", None, [url]), verify_checkpoint(path))
-    assert raised.value.path == path
-    folder.close()
-
-
-def test_copies_of_an_earlier_run(runs, tmp_path):
-    """A copy is replaced by the same run; after it is forgotten, it is that of another run, and is kept."""
-    path, url = save_checkpoint(runs.make(), tmp_path / "ba5"), "memory://earlier/ba5"
-    folder = make_folder()
-    opened = folder.open(names_at(tmp_path), runs.make(), continues=False)
-    names, manifest = Names(str(tmp_path), "ba5", None, None, [url]), verify_checkpoint(path)
-    folder.finish(opened, names, manifest)
-    folder.finish(opened, names, manifest)
-
-    folder.forget()
-
-    with pytest.raises(CheckpointSaveError, match="memory://earlier/ba5: exists"):
-        folder.finish(opened, names, manifest)
-    folder.close()
 
 
 METRIC = "metrics/eval/Accuracy"
@@ -164,10 +106,6 @@ class TestExpired:
     def test_last_and_best(self, keep_last, keep_best, expected):
         """The last and the best checkpoints are kept, for minimized and maximized metrics."""
         assert kept([0.1, 0.9, 0.8, 0.3, 0.2], keep_last, keep_best) == expected
-
-    def test_earlier_of_equals(self):
-        """The earlier one of equal values is the best."""
-        assert kept([0.5, 0.5, 0.1], 1, KeepBest(METRIC, 1)) == [0, 2]
 
     @given(
         st.lists(st.one_of(st.none(), st.just(...), st.floats(0, 1)), max_size=8),
@@ -241,24 +179,6 @@ class TestDeleteOld:
         with pytest.warns(UserWarning, match=r"keeps none, .*; did you mean 'metrics/eval/Accuracy'\?"):
             delete(tmp_path, 1, KeepBest("metrics/eval/Acuracy"))
 
-    def test_does_not_warn_before_the_first_evaluation(self, runs, tmp_path):
-        """Before an evaluation a missing evaluation metric gives no warning."""
-        for batch in (1, 2):
-            state = runs.make(batch=batch)
-            state.train_metric_values = {"Accuracy": batch / 4}
-            save_checkpoint(state, tmp_path / f"ba{batch}")
-
-        assert delete(tmp_path, 1, KeepBest(METRIC)) == ["ba1"]
-
-    def test_known_metric(self, runs, tmp_path):
-        """The best is kept next to the last, without a warning."""
-        for batch, value in ((1, 0.5), (2, 0.25), (3, 0.25)):
-            state = runs.make(batch=batch)
-            state.eval_metric_values = {"Accuracy": value}
-            save_checkpoint(state, tmp_path / f"ba{batch}")
-
-        assert delete(tmp_path, 1, KeepBest(METRIC)) == ["ba2"]
-
     def test_metric_of_one_evaluator(self, runs, tmp_path):
         """The best checkpoint depends on the metric's evaluator."""
         for batch, easy, hard in ((1, 0.5, 0.1), (2, 0.4, 0.3), (3, 0.4, 0.2)):
@@ -270,12 +190,6 @@ class TestDeleteOld:
 
 
 class TestKeepBest:
-    @pytest.mark.parametrize("settings", [{"count": 0}, {"mode": "best"}, {"metric": ""}])
-    def test_out_of_range(self, settings):
-        """Invalid settings raise."""
-        with pytest.raises(ValueError, match=next(iter(settings))):
-            KeepBest(**{"metric": METRIC, **settings})
-
     def test_metrics_of_a_run(self, runs, tmp_path):
         """The manifest has the metrics by their logged names; non-finite values are never the best."""
         state = runs.make()
@@ -292,9 +206,3 @@ class TestKeepBest:
             "metrics/train/Accuracy": 0.25,
         }
         assert KeepBest(METRIC).best([FoundCheckpoint("one", "one", manifest, None)]) == []
-
-
-def test_suffix():
-    """The ending of a file is removed with a warning."""
-    with pytest.warns(DeprecationWarning, match=r"'ep1\.pt' is saved as 'ep1'"):
-        assert without_suffix("ep1.pt") == "ep1"

@@ -1,7 +1,6 @@
 """Checkpoints saved during a run."""
 
 import errno
-import os
 import subprocess
 import sys
 import threading
@@ -29,8 +28,7 @@ from composer.checkpoint import (
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.saver import DueSaves
 from composer.compat.stores import RemoteUploaderDownloader
-from composer.core import Callback, Evaluator, Event, Interval, NotSerializableError
-from composer.models import ComposerClassifier
+from composer.core import Callback, Event, NotSerializableError
 from fixtures import make_classifier, make_loader, record, small_run, weights
 
 METRIC = "metrics/eval/MulticlassAccuracy"
@@ -113,17 +111,6 @@ class TestWhen:
 
         assert names_in(tmp_path) == [".lock", "ep1-ba5", "ep2-ba10", "latest"]
         assert (tmp_path / "ep1-ba5" / "manifest.json").stat().st_mtime_ns == before
-
-    def test_restarted_training(self, make_trainer, tmp_path):
-        """A training with a reset clock replaces checkpoints of the same name with overwrite=True."""
-        saver = CheckpointSaver(tmp_path, overwrite=True)
-        trainer = make_trainer(saver, max_duration="1ep")
-
-        trainer.fit()
-        trainer.fit(duration="1ep", reset_time=True)
-
-        saved = load_file(tmp_path / "ep1-ba5" / "model.safetensors")
-        assert all(torch.equal(saved[name], value) for name, value in trainer.state.model.state_dict().items())
 
     def test_last_checkpoint_has_the_final_evaluation(self, make_trainer, tmp_path):
         """The last checkpoint contains the metrics of the final evaluation."""
@@ -226,19 +213,6 @@ class TestWhat:
         assert not any(name.startswith("ep") for name in during)
         assert torch.equal(load_file(tmp_path / "ep0-ba1" / "model.safetensors")["module.weight"], weight)
 
-    def test_foreground_save(self, make_trainer, tmp_path):
-        """Without background saving, the checkpoint is complete before the next batch."""
-        recorded = []
-
-        class Watch(Callback):
-            def batch_start(self, state, logger):
-                recorded.append(len(saver.saved_checkpoints))
-
-        saver = CheckpointSaver(tmp_path, save_interval="1ba", background=False)
-        make_trainer(saver, max_duration="3ba", callbacks=[Watch()]).fit()
-
-        assert recorded == [0, 1, 2]
-
 
 class TestKeeping:
     def test_keep_none(self, make_trainer, tmp_path):
@@ -285,28 +259,6 @@ class TestKeeping:
         later = make_trainer(None, load_path=f"{url}/mine/latest", max_duration="2ep")
         assert torch.equal(weights(trainer), weights(later))
 
-    def test_copies_in_another_local_folder(self, make_trainer, tmp_path):
-        """A URL of a local folder gets copies, too."""
-        saver = CheckpointSaver(tmp_path / "own", remote_file_name=f"file://{tmp_path}/backup/ep{{epoch}}-ba{{batch}}")
-
-        make_trainer(saver, max_duration="2ep").fit()
-
-        assert names_in(tmp_path / "backup") == ["ep1-ba5", "ep2-ba10", "latest"]
-        assert verify_checkpoint(tmp_path / "backup" / "latest").timestamp.batch == 10
-
-    def test_copies_of_others(self, make_trainer, tmp_path):
-        """A copy replaces one of another run only with ``overwrite``; the local checkpoint is complete."""
-        url = f"memory://copies{tmp_path}/last.pt"
-        make_trainer(CheckpointSaver(tmp_path / "a", remote_file_name=url), max_duration="1ep").fit()
-        saver = CheckpointSaver(tmp_path / "b", remote_file_name=url)
-        second = make_trainer(saver, run_name="other", max_duration="1ep")
-
-        with pytest.raises(CheckpointSaveError, match=r"a copy not written.*last: exists. Set overwrite=True"):
-            second.fit()
-
-        assert (tmp_path / "b" / "ep1-ba5" / "manifest.json").is_file()
-        make_trainer(CheckpointSaver(tmp_path / "c", "new", url, overwrite=True), max_duration="1ep").fit()
-
     @pytest.mark.parametrize("by_uploader", [False, True])
     def test_copies_of_the_same_run(self, make_trainer, tmp_path, by_uploader):
         """A run that begins again in an empty folder fails before it trains, and continues from the copies."""
@@ -329,15 +281,6 @@ class TestKeeping:
         start("c", run_name="other", max_duration="1ep").fit()
         start("d", load_path=f"{url}/blur/latest").fit()
         assert verify_checkpoint(f"{url}/blur/latest").timestamp.batch == 15
-
-    def test_what_an_interrupted_copy_has_left(self, make_trainer, tmp_path):
-        """Files without a manifest are replaced by the copy."""
-        url = f"memory://interrupted{tmp_path}/last"
-        fsspec.filesystem("memory").pipe_file(f"{url}/state.json", b"{")
-
-        make_trainer(CheckpointSaver(tmp_path, remote_file_name=url), max_duration="1ep").fit()
-
-        assert verify_checkpoint(url).timestamp.batch == 5
 
     def test_keep_last(self, make_trainer, tmp_path):
         """Only the last checkpoints are kept, and the link points to the newest."""
@@ -374,35 +317,6 @@ class TestKeeping:
         with pytest.warns(UserWarning, match="Skipped a checkpoint .*ep4-ba20"):
             assert newest_checkpoint(tmp_path).name == "ep3-ba18"
 
-    def test_later_ones_of_an_earlier_start(self, make_trainer, tmp_path):
-        """A run that may replace later checkpoints keeps its own last one, and links to it and to its best one."""
-        options = {"save_folder": str(tmp_path), "save_num_checkpoints_to_keep": 1, "save_overwrite": True}
-        options |= {"evaluates": True, "save_best": METRIC}
-        with make_trainer(None, **options, max_duration="5ep") as first:
-            first.fit()
-        before = names_in(tmp_path)
-        with make_trainer(None, **options, max_duration="2ep", weights=1) as second:
-            result = second.fit()
-
-        assert result.checkpoint == str(tmp_path / "ep2-ba10")
-        assert (tmp_path / "latest").resolve() == tmp_path / "ep2-ba10"
-        assert (tmp_path / "best").resolve() == Path(result.best_checkpoint)
-        assert Path(result.best_checkpoint).name in ("ep1-ba5", "ep2-ba10")
-        assert {"ep5-ba25", *before} - {"ep1-ba5", "ep2-ba10"} <= set(names_in(tmp_path))
-
-    @pytest.mark.parametrize("keep", [-1, 1])
-    def test_reset_time(self, make_trainer, tmp_path, keep):
-        """A training with a reset clock keeps its checkpoints, and its result has the newest of them."""
-        options = {"save_folder": str(tmp_path), "save_num_checkpoints_to_keep": keep, "save_overwrite": True}
-        trainer = make_trainer(None, **options, max_duration="3ep")
-
-        trainer.fit()
-        result = trainer.fit(duration="1ep", reset_time=True)
-
-        assert result.checkpoint == str(tmp_path / "ep1-ba5")
-        assert (tmp_path / "latest").resolve() == tmp_path / "ep1-ba5"
-        assert verify_checkpoint(tmp_path / "latest").timestamp.batch == 5
-
     @pytest.mark.parametrize("metric", [METRIC, "metrics/validation/MulticlassAccuracy"])
     def test_keep_best_without_data(self, make_trainer, tmp_path, metric):
         """A metric of data that are not evaluated raises when training starts."""
@@ -410,37 +324,6 @@ class TestKeeping:
 
         with pytest.raises(ValueError, match=rf"must be a metric of train, got '{metric}'.*Give eval_dataloader"):
             trainer.fit()
-
-    def test_keep_best_while_it_is_written(self, make_trainer, tmp_path, monkeypatch):
-        """A fit compares with a checkpoint that was saved before it, also if it is still being written."""
-        values, fsync = iter([0.9, 0.5]), os.fsync
-
-        class Claim(Callback):
-            def eval_after_all(self, state, logger):
-                state.eval_metric_values["MulticlassAccuracy"] = torch.tensor(next(values))
-
-        saver = CheckpointSaver(tmp_path, save_interval=lambda state, event: False, keep_best=KeepBest(METRIC))
-        trainer = make_trainer(saver, max_duration="1ep", evaluates=True, callbacks=[Claim()])
-        trainer.eval()
-        monkeypatch.setattr(os, "fsync", lambda descriptor: time.sleep(0.3) or fsync(descriptor))
-        trainer.save_checkpoint_to_save_folder()
-        monkeypatch.undo()
-        trainer.fit()
-
-        assert trainer.saved_checkpoints == [str(tmp_path / "ep0-ba0")]
-
-    def test_keep_best_of_former_data(self, make_trainer, tmp_path):
-        """Data that only an earlier call has evaluated choose no checkpoint, and their metrics are not listed."""
-        alone, former, later = (Evaluator(label=one, dataloader=make_loader()) for one in ("alone", "former", "later"))
-        saver = CheckpointSaver(tmp_path, keep_best=KeepBest("metrics/former/MulticlassAccuracy"))
-        trainer = make_trainer(saver, eval_dataloader=former)
-        trainer.eval(alone)
-        trainer.fit(duration="1ep")
-
-        labels = {name.split("/")[1] for name in find_checkpoints(tmp_path)[-1].manifest.metrics}
-        assert labels == {"former"}
-        with pytest.raises(ValueError, match=r"must be a metric of train or later, got 'metrics/former/"):
-            trainer.fit(duration="1ep", eval_dataloader=later)
 
     def test_keep_best(self, make_trainer, tmp_path):
         """The best checkpoint by a metric is kept next to the last."""
@@ -471,51 +354,6 @@ class TestKeeping:
         assert (tmp_path / "best").resolve() == tmp_path / best
         assert saver.best_checkpoint == str(tmp_path / best)
 
-    def test_best_of_a_run_that_resumes_from_copies(self, make_trainer, tmp_path):
-        """In a new folder, the best value so far is that of a copy, which is the best checkpoint until a better one."""
-        url, values = f"memory://best{tmp_path}", iter([0.5, 0.9, 0.2, 0.3, 0.95])
-
-        class Claim(Callback):
-            def eval_after_all(self, state, logger):
-                state.eval_metric_values["MulticlassAccuracy"] = torch.tensor(next(values))
-
-        def resume(folder, duration, **options):
-            saver = CheckpointSaver(
-                tmp_path / folder,
-                remote_file_name=f"{url}/ep{{epoch}}",
-                save_interval="9ep",
-                num_checkpoints_to_keep=1,
-                keep_best=KeepBest(METRIC),
-            )
-            options |= {"evaluates": True, "callbacks": [Claim()], "max_duration": duration}
-            with make_trainer(saver, **options) as trainer:
-                trainer.fit()
-            return saver.best_checkpoint, [one.name for one in find_checkpoints(tmp_path / folder)]
-
-        resume("a", "3ep")
-        found = [resume(folder, f"{folder}ep", load_path=f"{url}/latest") for folder in ("4", "5")]
-
-        assert found == [(f"{url}/ep2", ["ep4-ba20"]), (str(tmp_path / "5" / "ep5-ba25"), ["ep5-ba25"])]
-        assert not (tmp_path / "4" / "best").exists()
-        assert (tmp_path / "5" / "best").resolve() == tmp_path / "5" / "ep5-ba25"
-
-    @pytest.mark.parametrize("best_filename", [None, "{run_name}-best"])
-    def test_best_filename(self, make_trainer, tmp_path, best_filename):
-        """The link may have another name, or none."""
-        saver = CheckpointSaver(tmp_path, keep_best=KeepBest(METRIC), best_filename=best_filename)
-
-        make_trainer(saver, max_duration="1ep", evaluates=True).fit()
-
-        names = [".lock", *(["blur-best"] if best_filename else []), "ep1-ba5", "latest"]
-        assert names_in(tmp_path) == names
-
-    @pytest.mark.parametrize("latest", [None, "{run_name}-newest"])
-    def test_latest_filename(self, make_trainer, tmp_path, latest):
-        """The link may have another name, or none."""
-        make_trainer(CheckpointSaver(tmp_path, latest_filename=latest), max_duration="1ep").fit()
-
-        assert names_in(tmp_path) == [".lock"] + (["blur-newest"] if latest else []) + ["ep1-ba5"]
-
 
 class TestFolders:
     def test_folder_name(self, make_trainer, tmp_path, monkeypatch):
@@ -525,16 +363,6 @@ class TestFolders:
         make_trainer(CheckpointSaver(), max_duration="1ep").fit()
 
         assert names_in(tmp_path / "blur" / "checkpoints") == [".lock", "ep1-ba5", "latest"]
-
-    def test_url_of_a_local_folder(self, make_trainer, tmp_path):
-        """A run saves to a ``file://`` URL, where it has no copies, and continues from it."""
-        options = {"save_folder": f"file://{tmp_path}/runs", "autoresume": True}
-        for duration, begin in (("1ep", 0), ("2ep", 5)):
-            with make_trainer(None, max_duration=duration, **options) as trainer:
-                assert trainer.state.timestamp.batch == begin
-                trainer.fit()
-
-        assert names_in(tmp_path / "runs") == [".lock", "ep1-ba5", "ep2-ba10", "latest"]
 
     def test_invalid_run_name(self, make_trainer, tmp_path):
         """A run name that gives nested folders raises before the first batch."""
@@ -586,17 +414,6 @@ class TestFolders:
 
             other.communicate("end\n")
         assert int(trainer.state.timestamp.batch) == 0
-
-    def test_lock_is_released(self, make_trainer, tmp_path):
-        """A closed trainer does not lock its folder."""
-        trainer = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
-        trainer.fit()
-        locks = dict(local._held)
-
-        trainer.close()
-
-        assert str(tmp_path.resolve()) in locks
-        assert str(tmp_path.resolve()) not in local._held
 
     def test_remote(self, make_trainer):
         """A URL works like a folder, with a file that names the latest checkpoint."""
@@ -665,30 +482,6 @@ class TestFailures:
 
         assert newest_checkpoint(tmp_path).name == "ep1-ba5"
 
-    def test_failed_save_can_be_repeated(self, make_trainer, tmp_path, break_call, monkeypatch):
-        """A failed save can be repeated at the same time once there is space."""
-        saver = CheckpointSaver(tmp_path, save_interval="1ep")
-        trainer = make_trainer(saver, max_duration="1ep")
-
-        break_call("fsync", errno.ENOSPC)
-        with pytest.raises(CheckpointSaveError, match="the disk is full"):
-            trainer.fit()
-        monkeypatch.undo()
-        trainer.save_checkpoint_to_save_folder()
-        saver.close(trainer.state, trainer.logger)
-
-        assert verify_checkpoint(tmp_path / "ep1-ba5")
-
-    def test_file_in_place_of_the_folder(self, make_trainer, tmp_path):
-        """If the folder cannot be created, an error is raised before the first batch."""
-        (tmp_path / "file").write_text("")
-        trainer = make_trainer(CheckpointSaver(tmp_path / "file" / "runs"))
-
-        with pytest.raises(CheckpointSaveError, match="runs was not saved: a file has the name of its folder"):
-            trainer.fit()
-
-        assert int(trainer.state.timestamp.batch) == 0
-
 
 class TestIncompleteFolders:
     def leave(self, folder):
@@ -750,41 +543,6 @@ class TestSettings:
         """Invalid settings raise at construction."""
         with pytest.raises(error, match=named):
             CheckpointSaver(**settings)
-
-    def test_other_folders_on_resume(self, make_trainer, tmp_path, recwarn):
-        """A run that saves elsewhere, or not at all, resumes without a warning."""
-        make_trainer(CheckpointSaver(tmp_path), max_duration="1ep").fit()
-
-        for saver in (CheckpointSaver(tmp_path / "other", save_interval="2ba"), None):
-            load_checkpoint(tmp_path / "ep1-ba5", make_trainer(saver).state)
-
-        assert not recwarn.list
-
-
-def test_snapshot_memory_is_reused(make_trainer, tmp_path):
-    """A save reuses the memory of the previous one once that is written; each checkpoint has its own values."""
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1 << 18), torch.nn.Linear(1 << 18, 3))
-    model = ComposerClassifier(network, num_classes=3)
-    saver = CheckpointSaver(folder=str(tmp_path), save_interval="1ba")
-    moments = []
-
-    class Observer(Callback):
-        def batch_start(self, state, logger):
-            moments.append(network[1].weight.detach().clone())
-
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    make_trainer(saver, model=model, optimizers=optimizer, max_duration="4ba", callbacks=[Observer()]).fit()
-    saved = [load_file(tmp_path / f"ep0-ba{batch}" / "model.safetensors")["module.1.weight"] for batch in (1, 2, 3)]
-
-    assert all(torch.equal(one, other) for one, other in zip(saved, moments[1:], strict=True))
-    assert not torch.equal(saved[0], saved[1])
-
-
-def test_end_of_training(runs):
-    """The end of the training is due, unless the interval is 0."""
-    due = [DueSaves(Interval.named("save_interval", every), None) for every in ("1ep", 0)]
-
-    assert [one.is_due(runs.make(), Event.FIT_END) for one in due] == [True, False]
 
 
 def test_function(runs):

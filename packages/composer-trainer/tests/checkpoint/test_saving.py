@@ -2,8 +2,6 @@
 
 import json
 import math
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,8 +13,8 @@ from torch import nn
 from composer.checkpoint import CheckpointSaveError, load_checkpoint, save_checkpoint, verify_checkpoint
 from composer.checkpoint.folder import Manifest
 from composer.checkpoint.layout import TensorInfo, describe_tensors, plan_files
-from composer.checkpoint.local import LocalFolder, open_folder
-from composer.checkpoint.saving import Message, Snapshot, Writers, failing_in_all, take_snapshot, writers_of
+from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.saving import Snapshot, Writers, failing_in_all, take_snapshot, writers_of
 from composer.core import Callback, NotSerializableError, Timestamp
 from composer.functional.dtensors import Region
 
@@ -72,29 +70,6 @@ class TestSaveCheckpoint:
         assert manifest.run_name == "blur"
         assert not manifest.weights_only
 
-    @pytest.mark.parametrize("path", ["file://one", "file://{folder}/one/", "file://runs/one", "one/"])
-    def test_local_urls(self, runs, path, tmp_path, monkeypatch):
-        """A URL of a relative or absolute local path is that path, to save and to load."""
-        monkeypatch.chdir(tmp_path)
-        path = path.replace("{folder}", str(tmp_path))
-
-        saved = save_checkpoint(runs.make(), path)
-
-        assert saved == str(tmp_path / path.removeprefix("file://"))
-        assert load_checkpoint(path, runs.make(seed=1)).path == saved
-
-    @pytest.mark.parametrize("path", ["file://", "file:///", "/"])
-    def test_folder_without_a_name(self, runs, path):
-        """The root of the file system, or an empty path, is no name of a checkpoint."""
-        with pytest.raises(ValueError, match="must be the name of a folder"):
-            save_checkpoint(runs.make(), path)
-
-    def test_braces_in_the_name_of_a_run(self, runs, tmp_path):
-        """A field in the name of a run is part of it, and not filled in."""
-        path = save_checkpoint(runs.make(run_name="run {epoch}"), f"{tmp_path}/{{run_name}} at {{batch}}")
-
-        assert path == f"{tmp_path}/run {{epoch}} at 5"
-
     def test_name_is_filled_in(self, runs, tmp_path):
         """The name may contain run and clock; missing folders are created."""
         path = save_checkpoint(runs.make(), tmp_path / "{run_name}" / "ep{epoch}-ba{batch}")
@@ -136,29 +111,11 @@ class TestSaveCheckpoint:
 
         assert repr(later.callbacks[0].value) == repr(value)
 
-    def test_tensors_in_extra_round_trip(self, runs, tmp_path):
-        """Extra data may contain tensors."""
-        extra = {"rng": {"cpu": torch.get_rng_state(), "more": [torch.tensor(1.5), (torch.ones(2), "x")]}}
-
-        loaded = load_checkpoint(save_checkpoint(runs.make(), tmp_path / "one", extra=extra), runs.make(seed=1))
-
-        assert torch.equal(loaded.extra["rng"]["cpu"], extra["rng"]["cpu"])
-        assert loaded.extra["rng"]["more"][0].item() == 1.5
-        assert loaded.extra["rng"]["more"][1][1] == "x"
-
     def test_unserializable_extra_raises(self, runs, tmp_path):
         """Unserializable extra data raise with the path, before anything is written."""
         with pytest.raises(NotSerializableError, match=r"extra\.data\.sampler"):
             save_checkpoint(runs.make(), tmp_path / "one", extra={"data": {"sampler": object()}})
 
-        assert not list(tmp_path.iterdir())
-
-    def test_state_that_is_too_large(self, runs, tmp_path, monkeypatch):
-        """What could not be loaded is not saved: lists of numbers that are too long for JSON belong into tensors."""
-        monkeypatch.setattr("composer.checkpoint.saving.MAX_STATE_BYTES", 10_000)
-
-        with pytest.raises(CheckpointSaveError, match=r"state.json would have \d+ bytes, and none of more than 10000"):
-            save_checkpoint(runs.make(), tmp_path / "one", extra={"losses": [0.5] * 10_000})
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -195,17 +152,6 @@ class TestSaveCheckpoint:
         assert load_file(path / "model.safetensors").keys() == {"0.weight", "0.bias"}
         assert not (path / "optimizers.safetensors").exists()
 
-    def test_model_metadata(self, runs, tmp_path):
-        """The metadata of a model are saved."""
-
-        class Known(nn.Linear):
-            def get_metadata(self):
-                return {"model": {"name": "linear"}}
-
-        path = Path(save_checkpoint(runs.make(model=Known(4, 2)), tmp_path / "one"))
-
-        assert json.loads((path / "state.json").read_text())["integrations"] == {"model": {"name": "linear"}}
-
     def test_extra_state_of_modules(self, runs, tmp_path):
         """A module's extra state is restored, also if it is not a tensor."""
 
@@ -227,15 +173,6 @@ class TestSaveCheckpoint:
         load_checkpoint(path, weights, weights_only=True)
 
         assert (later.model.seen, weights.model.seen) == (9, 9)
-
-    def test_repeated_save_changes_nothing(self, runs, tmp_path):
-        """Saving the same run at the same time again changes nothing."""
-        path = Path(save_checkpoint(runs.make(), tmp_path / "one"))
-        before = (path / "manifest.json").stat().st_mtime_ns
-
-        save_checkpoint(runs.make(), path)
-
-        assert (path / "manifest.json").stat().st_mtime_ns == before
 
     def test_overwrite(self, runs, tmp_path):
         """Another checkpoint of the same name is replaced with overwrite=True only."""
@@ -267,15 +204,6 @@ class TestSaveCheckpoint:
 
         assert (tmp_path / "one" / "model.safetensors").read_text() == "precious"
 
-    def test_user_files_raise(self, runs, saved):
-        """A checkpoint with user files is not replaced."""
-        (saved / "notes.txt").write_text("precious")
-
-        with pytest.raises(CheckpointSaveError, match=r"'notes\.txt' in it is not a file of a checkpoint"):
-            save_checkpoint(runs.make(batch=6), saved, overwrite=True)
-
-        assert (saved / "notes.txt").read_text() == "precious"
-
 
 class Switching(torch.optim.SGD):
     """Has separate evaluation weights, as schedule-free optimizers do, and rounds."""
@@ -306,17 +234,6 @@ class TestSnapshot:
         contents = b"".join(bytes(piece) for pieces in snapshot.contents.values() for piece in pieces)
         assert before.numpy().tobytes() in contents
         assert "99.0" not in str(snapshot.data)
-
-    def test_a_clock_that_is_loaded_in_place(self, runs, tmp_path):
-        """The manifest, which is written last, has the clock of the snapshot, as Composer's programs change theirs."""
-        state = runs.make()
-        state.timestamp = Timestamp(batch=5)
-        snapshot = take_snapshot(state)
-
-        state.timestamp.load_state_dict(Timestamp(batch=9).state_dict())
-        snapshot.write(open_folder(str(tmp_path)), "saved", overwrite=False, prepare=lambda: None)
-
-        assert verify_checkpoint(tmp_path / "saved").timestamp == Timestamp(batch=5)
 
     @pytest.mark.parametrize("weights_only", [False, True])
     def test_weights_of_schedule_free_optimizers(self, runs, weights_only, tmp_path):
@@ -415,157 +332,6 @@ class TestWrite:
 
         assert reason == "process 1 has not answered in 0.2 seconds; is it still running?"
         assert names_in(tmp_path) == []
-
-    @pytest.mark.parametrize("error", [CheckpointSaveError("x", "the disk is full."), None])
-    def test_the_first_process_ends(self, group, error):
-        """Without the exchange's store, a process raises its own error, or that the first one cannot be reached."""
-        _, second = group.snapshots()
-        second.writers.send("1: draft for 1", Message(draft=".one"))
-        second.contents = error or second.contents
-
-        class Ending:
-            """The store of a first process that ends while the others write."""
-
-            def __init__(self):
-                self.check, self.get, self.delete_key = group.store.check, group.store.get, group.store.delete_key
-
-            def set(self, *_):
-                self.check = self.set
-                raise torch.distributed.DistNetworkError("Broken pipe")
-
-        second.writers._messages._store = Ending()
-        (group.folder.path / ".one").mkdir()
-
-        [reason] = group.errors(group.start(second))
-
-        assert reason == ("the disk is full." if error else "process 0 cannot be reached: Broken pipe")
-
-    def test_a_draft_that_cannot_be_sent(self, group, tmp_path):
-        """The first process removes the draft, whose name no other one knows."""
-        first, _ = group.snapshots()
-
-        class Unreachable:
-            """A store to which nothing can be sent."""
-
-            def set(self, *_):
-                raise torch.distributed.DistNetworkError("Broken pipe")
-
-        first.writers._messages._store = Unreachable()
-
-        with pytest.raises(torch.distributed.DistNetworkError, match="Broken pipe"):
-            group.errors(group.start(first))
-        assert names_in(tmp_path) == []
-
-    def test_interrupted_while_the_draft_is_announced(self, group, tmp_path):
-        """A process that has the draft does not wait for a first one that was interrupted meanwhile."""
-        group.timeout = 1.0
-        first, second = group.snapshots()
-        send = first.writers.send
-
-        def interrupted(key, message):
-            send(key, message)
-            if message.draft:
-                group.store.wait(["1: written by 1"])
-                raise KeyboardInterrupt
-
-        first.writers.send = interrupted
-        task = group.start(second)
-
-        with pytest.raises(KeyboardInterrupt):
-            first.write(group.folder, "one")
-        assert group.errors(task) == ["process 0 failed: KeyboardInterrupt."]
-        assert names_in(tmp_path) == []
-
-    def test_limited_waiting(self, group):
-        """A process that ends waits no longer than a moment for the others."""
-        began = time.monotonic()
-        first, second = group.snapshots()
-        tasks = [group.start(first)]
-        first.limit_waiting(0.1)
-        second.limit_waiting(0.0)
-        tasks.append(group.start(second))
-
-        assert all("has not answered" in reason for reason in group.errors(*tasks))
-        assert time.monotonic() - began < group.timeout / 2
-
-    def test_a_part_that_comes_late(self, tmp_path):
-        """A process that is late raises the error of the others, and leaves nothing."""
-        group = Group(tmp_path, timeout=0.2)
-        first, second = group.snapshots()
-        group.errors(group.start(first))
-
-        [reason] = group.errors(group.start(second))
-
-        assert reason == "process 1 has not answered in 0.2 seconds; is it still running?"
-        assert names_in(tmp_path) == []
-
-    def test_existing(self, group, tmp_path):
-        """If the first process keeps an existing checkpoint, no process writes."""
-        for _ in range(2):
-            assert group.errors(*[group.start(one) for one in group.snapshots()]) == [None, None]
-
-        existing = verify_checkpoint(tmp_path / "one")
-        assert (names_in(tmp_path), group.finished) == (["one"], [existing, existing])
-
-    def test_slow_to_finish(self, group, tmp_path, monkeypatch):
-        """A process does not wait for what the first one does with a complete checkpoint, such as copying it."""
-        monkeypatch.setattr("composer.checkpoint.saving._LONGER", 0.0)
-        group.timeout, is_copied = 1.0, threading.Event()
-        group.finished = type("Slow", (), {"append": staticmethod(lambda _: is_copied.wait(20.0))})
-
-        first, second = [group.start(one) for one in group.snapshots()]
-
-        assert group.errors(second) == [None]
-        verify_checkpoint(tmp_path / "one")
-        is_copied.set()
-        assert group.errors(first) == [None]
-
-    def test_cannot_be_finished(self, group, tmp_path):
-        """An error after the checkpoint is complete is one of the first process, which its saver raises in all."""
-
-        def fail(_):
-            raise CheckpointSaveError("one", "a folder has the link's name.", outcome="has no link")
-
-        group.finished = type("Failing", (), {"append": staticmethod(fail)})
-
-        assert group.errors(*[group.start(one) for one in group.snapshots()]) == ["a folder has the link's name.", None]
-        verify_checkpoint(tmp_path / "one")
-
-    def test_two_saves_at_the_same_time(self, group, tmp_path):
-        """A process that is slow in one save finds its texts, though another save has ended meanwhile."""
-        (first, slow), other = group.snapshots(), group.snapshots()
-        tasks = [group.start(first)]
-
-        reasons = group.errors(*[group.start(one, name="two") for one in other])
-        tasks.append(group.start(slow))
-
-        assert [*reasons, *group.errors(*tasks)] == [None] * 4
-        assert names_in(tmp_path) == ["one", "two"]
-
-    def test_no_text_is_left(self, group):
-        """The store of the exchange is empty after a save."""
-        group.errors(*[group.start(one) for one in group.snapshots()])
-
-        assert group.store.num_keys() == 0
-
-    @pytest.mark.parametrize("late", [0, 1])
-    def test_no_text_is_left_of_a_late_process(self, tmp_path, monkeypatch, late):
-        """Texts that a process sends after the other one has given up are removed at the next save."""
-        monkeypatch.setattr("composer.checkpoint.saving._LONGER", 0.0)
-        group = Group(tmp_path, timeout=0.2)
-        snapshots = group.snapshots()
-        for rank in (1 - late, late):
-            snapshots[rank].until = time.monotonic() + 0.2
-            group.errors(group.start(snapshots[rank]))
-        assert group.store.num_keys() == (1 if late else 2)
-
-        group.timeout = 20.0
-        later = group.snapshots()
-        for one, former in zip(later, snapshots, strict=True):
-            one.writers._messages = former.writers._messages
-
-        assert group.errors(*[group.start(one) for one in later]) == [None, None]
-        assert group.store.num_keys() == 0
 
 
 def test_tensors_of_one_process():

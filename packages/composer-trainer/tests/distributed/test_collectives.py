@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from composer import distributed as cd
-from composer.distributed import collectives
 
 
 class TestTwoProcesses:
@@ -37,10 +36,6 @@ class TestTwoProcesses:
         found = [result["collectives"]["in_group"] for result in two_processes]
 
         assert found == [[4.0, [rank], 4.0, [rank]] for rank in range(2)]
-
-    def test_unknown_operation_raises(self, two_processes):
-        """The error lists the operations."""
-        assert "must be one of SUM, AVG" in two_processes[1]["collectives"]["unknown"]
 
     def test_local_rank_zero_runs_first(self, two_processes):
         """The second process starts after the first, and finds its results."""
@@ -81,71 +76,7 @@ class TestSingleProcess:
         assert result == (["mine"], [3], "run", True, -4)
         assert (cd.any_rank(flag=True), cd.any_rank(flag=False)) == (True, False)
 
-    def test_unknown_operation_raises(self):
-        """An unknown operation also raises with one process."""
-        with pytest.raises(ValueError, match=r"reduce_operation must be one of SUM, .* got 'mean'"):
-            cd.all_reduce(torch.ones(1), "mean")
-
     def test_run_on_rank_zero(self):
         """The block runs, and its errors propagate."""
         with pytest.raises(OSError, match="disk"), cd.run_local_rank_zero_first():
             raise OSError("disk")
-
-
-class Clock:
-    """A clock that only sleeping moves; at a given time a call is made."""
-
-    def __init__(self, seconds, call):
-        self.now, self.seconds, self.call = 0.0, seconds, call
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-        if self.now >= self.seconds:
-            self.call()
-
-
-@pytest.fixture
-def make_clock(monkeypatch):
-    """Return a function that creates a clock and replaces the system's by it."""
-
-    def make(seconds, call):
-        clock = Clock(seconds, call)
-        monkeypatch.setattr(collectives, "time", clock)
-        return clock
-
-    return make
-
-
-class TestTake:
-    @pytest.mark.parametrize("seconds", [0.01, 0.3, 2.0, 100.0])
-    def test_pauses_are_short(self, make_clock, seconds):
-        """A string is taken at most a tenth of its waiting time late, and never more than a quarter of a second."""
-        texts = collectives.MessageStore()
-        clock = make_clock(seconds, lambda: texts.put("key", "text"))
-
-        found = texts.take(["key"], until=1000.0)
-
-        assert found == "text"
-        assert clock.now - seconds <= min(0.1 * seconds, 0.25) + 0.001
-
-    def test_time_is_limited(self, make_clock):
-        """Without a string, it waits until the given time."""
-        clock = make_clock(1000.0, None)
-
-        found = collectives.MessageStore().take(["key"], until=3.0)
-
-        assert found is None
-        assert 3.0 <= clock.now <= 3.25
-
-    def test_the_first_of_several_keys(self):
-        """Of the keys that are set, the first of the list is taken, and the others remain."""
-        texts = collectives.MessageStore()
-        for key in ("outcome", "draft"):
-            texts.put(key, key)
-
-        taken = [texts.take(["draft", "outcome"], until=0.0) for _ in range(3)]
-
-        assert taken == ["draft", "outcome", None]

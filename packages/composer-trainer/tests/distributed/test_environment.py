@@ -1,12 +1,9 @@
 """Ranks from torchrun's environment variables, also incomplete ones, and process groups."""
 
-import subprocess
-import sys
 from operator import call
 
 import pytest
 import torch
-from torch.testing._internal.distributed import fake_pg
 from torch.utils.data import DataLoader
 
 from composer import distributed as cd
@@ -69,11 +66,6 @@ def test_invalid_number_raises(monkeypatch, text):
         cd.get_world_size()
 
 
-def test_is_not_initialized_by_default():
-    """A process group is available but not initialized."""
-    assert (cd.is_available(), cd.is_initialized()) == (True, False)
-
-
 @pytest.fixture
 def in_pairs(monkeypatch):
     """This is rank 3 of four processes, of which two each have the same samples."""
@@ -92,25 +84,6 @@ def test_data_rank_in_a_worker(method):
     loader = DataLoader(functions, None, num_workers=1, collate_fn=call, multiprocessing_context=method)
 
     assert list(loader) == [1, 2]
-
-
-@pytest.mark.usefixtures("in_pairs")
-def test_data_rank_in_another_program():
-    """A program that a process runs does not inherit that two processes have the same samples."""
-    program = "from composer import distributed; print(distributed.get_data_rank(), distributed.get_data_world_size())"
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
-
-    assert done.stdout.split() == ["3", "4"]
-
-
-def test_backend_without_timeout():
-    """A process group whose backend has no timeout, as torch's "fake", stays as it is."""
-    torch.distributed.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
-    try:
-        group = torch.distributed.new_group()
-        assert cd.environment.with_timeout(group) is group
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_missing_process_group_raises(monkeypatch):

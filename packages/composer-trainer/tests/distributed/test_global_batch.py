@@ -4,8 +4,6 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from composer.distributed import BatchShare, BatchWeights, GlobalBatch, close_dist
 from composer.distributed.global_batch import CountExchange
@@ -29,20 +27,6 @@ def test_weight_is_the_share_of_the_mean(samples, weight, usual):
     weights = BatchWeights(BatchShare(samples), usual, Exchange())
 
     assert weights.weight() * weights.correction() == pytest.approx(weight)
-
-
-def test_terms_below_one():
-    """Terms may be weights of classes, whose sum may be small; a batch without terms has the weight 0."""
-    batch = BatchWeights(BatchShare(2, has_terms=True))
-
-    for terms, expected in (([0.01, 0.03], [0.25, 0.75]), ([0.0, 0.0], [0.0, 0.0])):
-        weighed = batch.weigh([(0, 0.5), (1, 0.5)], [*torch.tensor(terms)], torch.device("cpu"))
-        assert [float(weight) for _, weight in weighed] == pytest.approx(expected)
-
-
-def test_only_unusual_batches_are_corrected():
-    """The usual number of samples in all processes needs no factor."""
-    assert BatchWeights(BatchShare(4), 4, Exchange()).correction() == 1
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +69,6 @@ class TestExchanges:
         assert Steps().exchanged(9, 0.1) == [0, 2, 4, 6, 8]
         assert Steps().exchanged(4, 0.2) == [0, 1, 2, 3]
 
-    def test_fast_steps_among_slow_ones(self):
-        """One fast step does not let many slow ones follow without an exchange."""
-        run = Steps()
-        exchanged = [run.step(seconds)[0] for seconds in [0.5] * 20 + [0.002] + [0.5] * 7]
-
-        assert exchanged.count(False) == 2
-
     def test_number_of_microbatches_stays(self):
         """Between exchanges a process pads its microbatches to the number that another had in the last exchange."""
         run = Steps()
@@ -104,27 +81,6 @@ class TestExchanges:
     def test_other_batches_are_always_exchanged(self, counts):
         """Partial batches, tokens, and samples that an algorithm removed."""
         assert Steps().exchanged(3, **counts) == [0, 1, 2]
-
-    def test_partial_batch_after_regular_ones(self):
-        """The last batch of an epoch, in which processes may differ."""
-        run = Steps()
-        run.exchanged(5)
-
-        assert run.step(samples=2, counted=2, is_regular=False)[1].samples == 2
-
-    def test_totals_are_those_of_an_exchange(self):
-        """With and without an exchange they are the same."""
-        run = Steps()
-        (first, sent), (second, known) = run.step(), run.step()
-
-        assert (first, second) == (True, False)
-        assert known == sent
-
-    def test_samples_that_others_count(self):
-        """A batch that only keeps the processes in step adds nothing to the totals."""
-        _, batch = Steps().step(samples=0, counted=0.5)
-
-        assert (batch.samples, batch.tokens) == (0, 0)
 
     @pytest.mark.parametrize(
         ("counts", "found"),
@@ -146,25 +102,3 @@ class TestExchanges:
         """No process has a sample."""
         with pytest.raises(ValueError, match=r"No process has a sample .* to train on in this batch"):
             Steps().step(samples=0, counted=0)
-
-
-@pytest.mark.usefixtures("group")
-class TestClock:
-    @given(st.lists(st.tuples(st.floats(1e-5, 0.1) | st.floats(0.1, 2.0), st.integers(1, 80)), min_size=1, max_size=8))
-    def test_never_goes_back_and_keeps_the_time(self, phases):
-        """After each exchange it is at the time that has passed, unless it was ahead; then it waits."""
-        run, passed, counted = Steps(), 0.0, 0.0
-        for seconds in itertools.chain.from_iterable([seconds] * count for seconds, count in phases):
-            is_exchanged, batch = run.step(seconds)
-            passed += seconds
-            counted += batch.seconds
-            assert batch.seconds >= 0
-            if is_exchanged:
-                assert counted >= passed - 1e-9
-            assert counted <= passed + 0.25
-
-    def test_equal_steps_are_counted_as_they_pass(self):
-        """Also between exchanges."""
-        run = Steps()
-
-        assert [run.step(0.002)[1].seconds for _ in range(100)] == pytest.approx([0.002] * 100)

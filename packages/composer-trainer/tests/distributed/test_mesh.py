@@ -4,16 +4,13 @@ import json
 import runpy
 from pathlib import Path
 
-import attrs
 import pytest
 import torch
 
 from composer import distributed as cd
 from composer.checkpoint import load_checkpoint
 from composer.core import State
-from composer.distributed.mesh import Settings
 from composer.distributed.process_group import initialize_alone
-from composer.functional.dtensors import is_sharded
 from composer.models import ComposerClassifier
 from fixtures.processes import run_processes
 
@@ -180,18 +177,6 @@ class TestDegreeOfOne:
 
 @pytest.mark.usefixtures("four_unconnected")
 class TestUnconnected:
-    def test_replicated_shards_on_cpus_raise(self, monkeypatch):
-        """With torch 2.7, whose FSDP2 fails there in the first backward pass; nothing has been changed."""
-        monkeypatch.setattr(torch, "__version__", "2.7.1")
-        model, mesh = Network(), cd.MeshSettings(replicate=2, shard=2)
-
-        with pytest.raises(ValueError, match=r"2\.8 or later, or set parallelism_config\['mesh'\]=\{'shard': 4\}"):
-            cd.sharding.shard(model, [], cd.FSDPSettings(), torch.device("cpu"), mesh=mesh)
-        with pytest.raises(ValueError, match=r"torch 2\.7 cannot replicate a sharded model on CPUs"):
-            cd.Parallelism({"mesh": {"replicate": 2, "shard": 2}}).config.check_device(torch.device("cpu"))
-
-        assert not is_sharded(model)
-
     def test_data_follows_the_mesh(self):
         """The rank among the data is that of the group of the settings in use, and a sampler splits over groups."""
         parallel = cd.Parallelism({"mesh": {"replicate": 2, "tp": 2}, "tp": {"plan": PLAN}})
@@ -202,48 +187,9 @@ class TestUnconnected:
         assert (cd.get_data_rank(), cd.get_data_world_size()) == (1, 2)
         assert list(cd.get_sampler(range(8))) == [1, 3, 5, 7]
 
-    def test_earlier_sampler_is_changed(self):
-        """A sampler that was constructed before the mesh is known splits the data over groups."""
-        sampler = cd.get_sampler(range(8))
-        before = list(sampler)
-        cd.Parallelism({"mesh": {"replicate": 2, "tp": 2}, "tp": {"plan": PLAN}}).activate()
-
-        cd.check_sampler(torch.utils.data.DataLoader(range(8), sampler=sampler))
-
-        assert (before, list(sampler)) == ([3, 7], [1, 3, 5, 7])
-
     def test_unknown_layer_raises(self):
         """The error names the pattern and modules of the model."""
         settings = cd.TensorParallelSettings(plan={"layers.*": "colwise"})
 
         with pytest.raises(ValueError, match=r"'layers.\*', and no module of the model has such a name. Its modules"):
             cd.mesh.split_layers(Network(), None, settings)
-
-    @pytest.mark.parametrize(("name", "kind"), [("blocks.*.norm", "LayerNorm"), ("blocks", "ModuleList")])
-    def test_other_layer_raises(self, name, kind):
-        """A name of a layer that torch cannot split raises an error with its class."""
-        settings = cd.TensorParallelSettings(plan={name: "colwise"})
-
-        with pytest.raises(ValueError, match=rf"\['tp'\]\['plan'\]\['{name}'\]='colwise' .* is a {kind}. Name the"):
-            cd.mesh.split_layers(Network(), None, settings)
-
-
-@attrs.frozen
-class Example(Settings):
-    section = "example"
-    hint = " See the guide."
-
-    size: int = 1
-    name: str = ""
-
-
-def test_a_dictionary_gives_the_settings():
-    """Keys are settings, the others have their defaults."""
-    assert Example.from_config({"size": 3}) == Example(size=3, name="")
-
-
-def test_unknown_keys_raise():
-    """The error names the section, its settings and the unknown keys."""
-    message = r"parallelism_config\['example'\] takes size, name, got 'sizes', 'x'\. See the guide\."
-    with pytest.raises(ValueError, match=message):
-        Example.from_config({"sizes": 3, "x": 1})

@@ -5,16 +5,12 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.distributed import fsdp
-from torch.distributed.tensor import parallel
 
-from composer import Trainer, functional
+from composer import Trainer
 from composer import distributed as cd
 from composer.algorithms import StochasticDepth
-from composer.core import NoEffectWarning, State
+from composer.core import State
 from composer.distributed import parallelism
-from composer.distributed.mesh import MeshSettings, TensorParallelSettings
-from composer.distributed.sharding import shard
 from composer.models import ComposerClassifier
 
 LAWS = [
@@ -160,29 +156,6 @@ class TestSingleProcess:
         assert (own.counted, batch.weight()) == (3, 1.0)
         assert parallel.padded([("part", 1.0)], batch) == [("part", 1.0)]
 
-    def test_new_model_is_used(self):
-        """Prepared again, it runs the state's current model."""
-        state, parallel = State(nn.Linear(2, 2)), cd.Parallelism(ddp_sync_strategy="forced_sync")
-        parallel.prepare(state)
-        state.model = nn.Linear(3, 3)
-
-        parallel.prepare(state)
-
-        assert parallel.forward is state.model
-        assert parallel.end_batch(cd.BatchWeights(cd.BatchShare(3))) == 1
-
-    def test_losses_are_unchanged(self):
-        """The mean over one process is its value."""
-        parallel, loss = cd.Parallelism(), torch.tensor(2.0)
-        parallel.prepare(State(nn.Linear(2, 2)))
-
-        assert parallel.reduce_mean({"total": loss})["total"] is loss
-
-    def test_unprepared_raises(self):
-        """Running without preparation raises."""
-        with pytest.raises(RuntimeError, match=r"Call Parallelism\.prepare\(state\) before"):
-            cd.Parallelism().forward(torch.ones(1))
-
     def test_sharding_with_one_process(self):
         """Sharding works with one process, without environment variables."""
         torch.manual_seed(0)
@@ -206,52 +179,6 @@ class TestSingleProcess:
         (2 * expected(inputs).sum()).backward()
         assert torch.allclose(own, expected.weight - 0.1 * expected.weight.grad)
         assert not cd.is_initialized()
-
-
-def test_order(monkeypatch):
-    """Layers are split first, then each block is compiled, then the blocks and the model are sharded."""
-    calls = []
-
-    def record(owner, name, first):
-        call = getattr(owner, name)
-
-        def recorded(module, *arguments, **options):
-            calls.append((name, first(module)))
-            return None if name == "compile" else call(module, *arguments, **options)
-
-        monkeypatch.setattr(owner, name, recorded)
-
-    class Block(nn.Sequential):
-        pass
-
-    model = nn.Sequential(nn.Sequential(*[Block(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)]))
-    names = {module: name for name, module in model.named_modules()}
-    record(parallel, "parallelize_module", names.get)
-    record(nn.Module, "compile", names.get)
-    record(fsdp, "fully_shard", names.get)
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        shard(
-            model,
-            (),
-            cd.FSDPSettings(),
-            torch.device("cpu"),
-            mesh=MeshSettings(shard=1, tp=1),
-            tensor_parallel=TensorParallelSettings(plan={"0.*.0": "colwise"}),
-            compile_config={},
-        )
-    finally:
-        torch.distributed.destroy_process_group()
-
-    assert calls == [
-        ("parallelize_module", "0.0.0"),
-        ("parallelize_module", "0.1.0"),
-        ("compile", "0.0"),
-        ("compile", "0.1"),
-        ("fully_shard", "0.1"),
-        ("fully_shard", "0.0"),
-        ("fully_shard", ""),
-    ]
 
 
 def test_different_layers_in_each_process_raise(monkeypatch):
@@ -278,27 +205,6 @@ class TestSyncBatchNorm:
         assert after.keys() == before.keys()
         assert all(after[name] is tensor for name, tensor in before.items())
         assert parallelism._with_sync_batchnorm(model)[1] is layers[0]
-
-    def test_layers_of_other_classes_raise(self):
-        """The conversion would lose what a subclass adds."""
-        model = nn.Sequential(nn.BatchNorm2d(4))
-        functional.apply_ghost_batchnorm(model, ghost_batch_size=4)
-
-        with pytest.raises(ValueError, match=r"would replace '0', a GhostBatchNorm2d, by a SyncBatchNorm"):
-            parallelism._with_sync_batchnorm(model)
-
-    def test_without_layers_warns(self):
-        """A model without BatchNorm does not need the setting."""
-        with pytest.warns(NoEffectWarning, match=r"has no effect: the model has no layer of BatchNorm"):
-            parallelism._with_sync_batchnorm(nn.Linear(2, 2))
-
-    def test_one_process_converts_nothing(self):
-        """The statistics of one process are those of the complete batch, on any device."""
-        parallel, state = cd.Parallelism({"sync_batchnorm": True}), State(nn.Sequential(nn.BatchNorm1d(2)))
-        parallel.config.check_device(state.device)
-        parallel.prepare(state)
-
-        assert type(state.model[0]) is nn.BatchNorm1d
 
     def test_cpu_raises(self, monkeypatch):
         """Several processes on a CPU raise an error in the constructor of the Trainer."""

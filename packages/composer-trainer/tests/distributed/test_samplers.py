@@ -7,17 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
-    RandomSampler,
-    StackDataset,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
 )
 
 from composer import distributed as cd
@@ -78,55 +70,8 @@ class TestCounting:
         for result in two_processes:
             assert result["samplers"]["counted"] == {size: [float(x) for x in range(7)] for size in "1235"}
 
-    @pytest.mark.parametrize(
-        "arguments", [(-1, 2, 0), (5, 2, 2), (5, 2, -1), (5, 2, 0, -1), (5, 2, 0, 0, -2), (5, 0, 0)]
-    )
-    def test_invalid_numbers_raise(self, arguments):
-        """Numbers must not be negative, and a rank is less than the world size."""
-        with pytest.raises(ValueError, match="dataset_len, start and count must be at least 0"):
-            cd.num_real_samples(*arguments)
-
-    @pytest.mark.parametrize(
-        "loader",
-        [
-            DataLoader(range(5)),
-            DataLoader(range(5), sampler=DistributedSampler(range(5), 2, 1, drop_last=True)),
-            DataLoader(range(5), batch_sampler=[[0], [1]]),
-            [torch.ones(3)],
-        ],
-        ids=["plain", "dropping", "own batches", "a list"],
-    )
-    def test_without_repeats_all_are_counted(self, loader):
-        """None means that nothing is excluded."""
-        assert cd.num_real_samples_in_loader(loader) is None
-
-    def test_batch_sampler_is_unwrapped(self):
-        """A torch batch sampler around a distributed one repeats the same samples."""
-        sampler = DistributedSampler(range(5), 2, 1, shuffle=False)
-
-        assert cd.num_real_samples_in_loader(DataLoader(range(5), batch_sampler=BatchSampler(sampler, 2, False))) == 2
-
-    def test_parts_preserve_the_structure(self):
-        """Batches of any structure are split like microbatches."""
-        batch = {"ids": torch.arange(4), "names": ["a", "b", "c", "d"]}
-
-        [(part, counts)] = cd.real_parts([batch], 3, DataSpec([]))
-
-        assert counts
-        assert part["ids"].tolist() == [0, 1, 2]
-        assert part["names"] == ["a", "b", "c"]
-
 
 class TestGetSampler:
-    def test_uses_the_process_group(self, monkeypatch):
-        """By default, the process group's world size and rank are used."""
-        monkeypatch.setenv("WORLD_SIZE", "3")
-        monkeypatch.setenv("RANK", "2")
-
-        assert list(cd.get_sampler(range(7))) == [2, 5, 1]
-        assert list(cd.get_sampler(range(7), drop_last=True)) == [2, 5]
-        assert list(cd.get_sampler(range(4), num_replicas=1, rank=0)) == [0, 1, 2, 3]
-
     def test_epochs_have_different_orders(self):
         """Each epoch has its own order, equal in every run."""
         loader = DataLoader(range(50), sampler=cd.get_sampler(range(50), shuffle=True), batch_size=None)
@@ -137,15 +82,6 @@ class TestGetSampler:
 
         assert orders[0] == orders[2] != orders[1]
         assert sorted(orders[1]) == list(range(50))
-
-    @pytest.mark.parametrize("loader", [[1, 2], DataLoader(range(3)), DataLoader(range(3), batch_sampler=[[0], [1]])])
-    def test_samplers_without_set_epoch(self, loader):
-        """Samplers without set_epoch are accepted."""
-        before = [str(batch) for batch in loader]
-
-        cd.set_epoch(loader, 4)
-
-        assert [str(batch) for batch in loader] == before
 
     def test_set_epoch_of_batch_samplers(self):
         """set_epoch of a batch sampler is called too."""
@@ -159,48 +95,6 @@ class TestGetSampler:
         cd.set_epoch(DataLoader(range(3), batch_sampler=batches), 4)
 
         assert batches.epoch == 4
-
-    def test_set_epoch_of_endless_samplers(self):
-        """Samplers around each other are reached, also if one forwards attributes and so seems to have another one."""
-
-        class Sampler(list):
-            def set_epoch(self, epoch):
-                self.epoch = epoch
-
-        class Proxy(Sampler):
-            @property
-            def sampler(self):
-                return Proxy()
-
-        inner, outer = Sampler(), Sampler([[0]])
-        outer.sampler, inner.sampler = inner, Proxy()
-
-        cd.set_epoch(DataLoader(range(3), batch_sampler=outer), 4)
-
-        assert (outer.epoch, inner.epoch) == (4, 4)
-
-    def test_set_epoch_of_inner_data_sets(self):
-        """Data sets within those of torch are reached, each in its place, and one that forwards the call only once."""
-
-        class ByEpoch(list):
-            epochs = ()
-
-            def set_epoch(self, epoch):
-                self.epochs = (*self.epochs, epoch)
-
-        class Around(ByEpoch):
-            @property
-            def dataset(self):
-                return self[0]
-
-        parts = [ByEpoch(range(3)) for _ in range(4)]
-        outer = Around([parts[3]])
-        stacked = StackDataset(one=parts[1], two=Subset(parts[2], [2, 0, 1]))
-        data = ConcatDataset([Subset(parts[0], [1]), stacked, outer, range(2)])
-
-        cd.set_epoch(DataLoader(data), 4)
-
-        assert [one.epochs for one in (*parts, outer)] == [(4,), (4,), (4,), (), (4,)]
 
     def test_iterable_dataset_raises(self):
         """An iterable dataset cannot be sampled."""
@@ -243,30 +137,6 @@ class TestChecks:
     def test_wrong_loaders_raise(self, two_processes, name, message):
         """The same samples in all processes, another rank's, or different numbers of batches raise."""
         assert message in two_processes[0]["samplers"][name]
-
-    def test_custom_sampler_is_accepted(self, two_processes):
-        """A custom sampler is not checked."""
-        assert two_processes[0]["samplers"]["own"] == ""
-
-    @pytest.mark.parametrize(
-        "sampler", [RandomSampler(range(4)), SubsetRandomSampler(range(3)), WeightedRandomSampler([1.0, 2.0], 4)]
-    )
-    def test_wrapped_samplers_are_checked(self, monkeypatch, sampler):
-        """A random sampler in torch's batch sampler raises too."""
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setenv("RANK", "0")
-        batches = BatchSampler(sampler, 2, drop_last=False)
-
-        with pytest.raises(ValueError, match=type(sampler).__name__):
-            cd.check_sampler(DataLoader(range(4), batch_sampler=batches))
-
-    def test_single_process_accepts_any_loader(self):
-        """One process may use any samples and number of batches."""
-        cd.check_sampler(DataLoader(TensorDataset(torch.ones(3)), shuffle=True))
-        cd.check_lengths(None)
-        cd.check_lengths(3)
-
-        assert cd.get_world_size() == 1
 
 
 class TestPlainLoaders:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule
 
 from composer import distributed as cd
 from composer import functional as cf
@@ -67,12 +67,6 @@ class TestWhatIsSharded:
 
         assert result == ["", "stem", "towers.0.0", "towers.0.1", "towers.1.0", "towers.1.1"]
 
-    def test_nested_classes(self):
-        """Both are sharded, the inner ones first, as torch requires."""
-        result = sharded_names(Model(), ["Tower", "Block"])
-
-        assert result == ["", "stem", *(f"towers.{i}{j}" for i in (0, 1) for j in ("", ".0", ".1"))]
-
     def test_model_function(self):
         """A model's own function takes precedence."""
 
@@ -125,12 +119,6 @@ class TestFormats:
 
         assert (policy.param_dtype, policy.reduce_dtype) == expected
 
-    def test_torch_policy(self):
-        """A MixedPrecisionPolicy is used unchanged."""
-        own = MixedPrecisionPolicy(param_dtype=torch.float16, output_dtype=torch.float32)
-
-        assert cd.FSDPSettings(mp_policy=own).policy(Precision.AMP_BF16) is own
-
 
 class TestSettings:
     @pytest.mark.parametrize(
@@ -149,41 +137,6 @@ class TestSettings:
         """The error has the setting's name."""
         with pytest.raises(error, match=message):
             cd.Parallelism({"fsdp": config})
-
-    def test_settings_are_passed_to_torch(self, monkeypatch):
-        """Each setting is passed to torch; on a CPU, gradients are reduced in float64."""
-        caught = []
-        original = torch.distributed.fsdp.fully_shard
-
-        def watch(module, **how):
-            caught.append(how)
-            return original(module, **how)
-
-        monkeypatch.setattr(torch.distributed.fsdp, "fully_shard", watch)
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        settings = cd.FSDPSettings(
-            reshard_after_forward=False, cpu_offload=True, mixed_precision="PURE", device_mesh=mesh, auto_wrap=False
-        )
-
-        shard(nn.Linear(2, 2), (), settings, torch.device("cpu"), Precision.AMP_BF16)
-
-        [how] = caught
-        assert how["mesh"] is mesh
-        assert how["reshard_after_forward"] is False
-        assert isinstance(how["offload_policy"], CPUOffloadPolicy)
-        assert how["mp_policy"] == MixedPrecisionPolicy(torch.bfloat16, torch.float64)
-
-
-def test_other_layouts_become_contiguous():
-    """Channels-last weights are sharded as contiguous ones, with a warning."""
-    model = nn.Conv2d(3, 4, 3)
-    expected = model.weight.detach().clone()
-    model.to(memory_format=torch.channels_last)
-
-    with pytest.warns(UserWarning, match="1 weights had another memory layout"):
-        shard(model, (), cd.FSDPSettings(), torch.device("cpu"))
-
-    assert torch.equal(model.weight.full_tensor(), expected)
 
 
 def test_optimizers_are_updated():
