@@ -88,9 +88,11 @@ def integration(session: nox.Session) -> None:
 @nox.session
 def resume_matrix(session: nox.Session) -> None:
     """Stop and resume with every pair of algorithms and in several processes, and kill runs; takes half an hour."""
-    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES))
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES)
     env = TEST_ENV | {"RESUME_MATRIX": "all", "FAULTS": "all"}
-    tests = ["tests/test_resume.py", "tests/test_each_algorithm.py", "tests/test_faults.py"]
+    names = ["resume", "each_algorithm", "faults", "split_batches", "benchmarks_gpu"]
+    names += ["tables_example", "fashion_mnist", "few_labels", "language_model"]
+    tests = ["tests/laws", *(f"tests/test_{name}.py" for name in names)]
     tests += [f"packages/composer-trainer/tests/distributed/test_{name}.py" for name in ("torchrun", "hosts")]
     session.run(*PYTEST, *tests, *session.posargs, env=env)
 

@@ -1,6 +1,7 @@
 """The example with few labels: its data and its trainer. The study itself takes minutes."""
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ class TestMakeTrainer:
 
         assert trainer.state.eval_metric_values["MulticlassAccuracy"] > 0.85
 
+    @pytest.mark.skipif(os.environ.get("RESUME_MATRIX") != "all", reason="takes ten seconds; nox -s resume_matrix")
     @pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")  # some begin after the first batch
     @pytest.mark.filterwarnings("ignore:weight_decay=")  # the decay of the baseline is a large one
     def test_every_method_trains(self, example):

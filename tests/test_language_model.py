@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ def test_training_reduces_the_loss(example: Any, recipe: bool):
     assert trainer.state.eval_metric_values["LanguageCrossEntropy"] < before - 0.3
 
 
+@pytest.mark.skipif(os.environ.get("RESUME_MATRIX") != "all", reason="takes ten seconds; nox -s resume_matrix")
 @pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")  # some begin after the first batches
 @pytest.mark.filterwarnings("ignore:weight_decay=")  # the decay of the baseline is a large one
 def test_every_method_trains(example: Any):

@@ -1,6 +1,10 @@
-"""Any split of a padded batch over microbatches and processes gives the same step."""
+"""Any split of a padded batch over microbatches and processes gives the same step.
+
+With ``RESUME_MATRIX=all`` in the environment also in four processes.
+"""
 
 import json
+import os
 import runpy
 from pathlib import Path
 
@@ -9,16 +13,19 @@ import pytest
 from fixtures.processes import run_processes
 
 PROGRAM = Path(__file__).with_name("split_batches.py")
+GROUPS = [(1, "ddp"), (2, "ddp"), (2, "fsdp")]
+if os.environ.get("RESUME_MATRIX") == "all":
+    GROUPS += [(4, "ddp"), (4, "fsdp")]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """The results of each process, by the number of processes.
 
-    It takes more than 5 seconds: seven processes train once for all tests.
+    It takes more than 5 seconds: all processes train once for all tests.
     """
     found = {}
-    for number in (1, 2, 4):
+    for number in sorted({number for number, _ in GROUPS}):
         folder = tmp_path_factory.mktemp(f"of_{number}")
         run_processes(PROGRAM, number, folder, timeout=600)
         found[number] = [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
@@ -26,7 +33,7 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "wrapped"), [(1, "ddp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")])
+@pytest.mark.parametrize(("processes", "wrapped"), GROUPS)
 @pytest.mark.parametrize("kind", runpy.run_path(str(PROGRAM))["KINDS"])
 def test_same_step(results, kind, processes, wrapped):
     """Weights and losses are those of one process with complete batches, also if a part has no label."""

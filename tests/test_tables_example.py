@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -210,6 +211,7 @@ class TestMakeTrainer:
 
         assert trainer.state.eval_metric_values["RocAuc"] > 0.75
 
+    @pytest.mark.skipif(os.environ.get("RESUME_MATRIX") != "all", reason="takes ten seconds; nox -s resume_matrix")
     @pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")  # some begin after the first batch
     def test_every_method_trains(self, example: Any):
         """Each method alone, and what the search compares, is a training that the trainer accepts."""
