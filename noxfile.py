@@ -90,7 +90,7 @@ def resume_matrix(session: nox.Session) -> None:
     """Stop and resume with every pair of algorithms and in several processes, and kill runs; takes half an hour."""
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES)
     env = TEST_ENV | {"RESUME_MATRIX": "all", "FAULTS": "all"}
-    names = ["resume", "each_algorithm", "faults", "split_batches", "benchmarks_gpu"]
+    names = ["resume", "each_algorithm", "faults", "split_batches", "benchmarks_gpu", "fake_device"]
     names += ["tables_example", "fashion_mnist", "few_labels", "language_model"]
     tests = ["tests/laws", *(f"tests/test_{name}.py" for name in names)]
     tests += [f"packages/composer-trainer/tests/distributed/test_{name}.py" for name in ("torchrun", "hosts")]
