@@ -1,7 +1,6 @@
 """The benchmarks that also run on a GPU: their arguments, and their code on the CPU."""
 
 import importlib
-import warnings
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,6 @@ class TestArguments:
         assert benchmark(name).parse_arguments().device == "cpu"
         assert benchmark(name, "--device", "cuda").parse_arguments().device == "cuda"
 
-    def test_unknown_device(self, benchmark, name, capsys):
-        """Another device is an error that lists the choices."""
-        module = benchmark(name, "--device", "tpu")
-
-        with pytest.raises(SystemExit):
-            module.parse_arguments()
-
-        assert "invalid choice: 'tpu'" in capsys.readouterr().err
-
 
 class TestTrainerOverhead:
     """The overhead of a step."""
@@ -52,16 +42,6 @@ class TestTrainerOverhead:
         assert figures["us"] > 0
         assert figures["mib"] > 0
         assert figures["synchronizations"] == 0
-
-    def test_counts_synchronizations(self, benchmark):
-        """Warnings of torch about synchronizing operations are counted, other warnings are not."""
-
-        def run(steps):
-            for _ in range(steps):
-                warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-                warnings.warn("something else", stacklevel=1)
-
-        assert benchmark("trainer_overhead").count_synchronizations(run, 3) == 3
 
     def test_reports_differences_from_the_loop(self, benchmark, capsys):
         """Times and memory are compared within a round, and the largest number of synchronizations counts."""
@@ -104,13 +84,6 @@ class TestKernels:
 
         with pytest.raises(AssertionError, match="Tensor-likes are not close"):
             kernels.measure(case, rounds=1, block=0.001, device="cpu")
-
-    def test_cases_with_pil_images_do_not_run_on_a_gpu(self, benchmark):
-        """Selecting only such cases for a GPU is an error that lists the others."""
-        kernels = benchmark("kernels", "randaugment_image", "--device", "cuda")
-
-        with pytest.raises(SystemExit, match=r"No case starts with randaugment_image. Cases: mixup_batch"):
-            kernels.main()
 
 
 class TestMuon:

@@ -13,14 +13,7 @@ import pytest
 import torch
 import transformers  # noqa: F401  (before a package of the name "kernels" is found, which it would import)
 
-import composer.algorithms as al
-from composer.core import Algorithm
-
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-NOT_MEASURED = {
-    "Augment", "FusedLayerNorm", "InfoBatch", "LayerFreezing", "LowPrecisionGroupNorm", "NoOpModel", "PatchDropout",
-    "PostHocEMA",
-}  # fmt: skip
 VARIANTS = {
     "packing": ["plain loop", "Trainer", "Trainer, packed by in_order", "Trainer, packed by best_fit"],
     "checkpoint": [
@@ -59,23 +52,6 @@ def fail():
 
 class TestArguments:
     """The command line."""
-
-    def test_defaults(self, load):
-        """Without options all parts are measured on a GPU."""
-        gpu = load()
-
-        chosen = gpu.parse_arguments()
-
-        assert chosen.parts == [*gpu.PARTS]
-        assert (chosen.device, chosen.size, chosen.precision) == ("cuda", "full", "amp_bf16")
-        assert chosen.budget + gpu.OVERTIME < 10 * 60
-
-    def test_unknown_part(self, load, capsys):
-        """Another part is an error that lists them."""
-        with pytest.raises(SystemExit):
-            load("gpu", "--parts", "speed").parse_arguments()
-
-        assert "invalid choice: 'speed'" in capsys.readouterr().err
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_without_a_gpu(self, load):
@@ -128,17 +104,6 @@ class TestParts:
         assert not [row for row in rows if "error" in row or "skipped" in row]
         assert all(row["relative to the plain loop"] > 0 for row in rows)
 
-    def test_all_methods(self, load):
-        """Each algorithm is measured, except those that the page names."""
-        training = load("_gpu_training")
-        measured = {name.partition(",")[0] for name in (*training.FOR_IMAGES, *training.FOR_TEXT)}
-        names = {name for name, kind in vars(al).items() if isinstance(kind, type) and issubclass(kind, Algorithm)}
-
-        assert measured | NOT_MEASURED == names
-        assert not measured & NOT_MEASURED
-        page = (FOLDER / "README.md").read_text()
-        assert not [name for name in NOT_MEASURED if name not in page]
-
 
 class TestFlops:
     """Model FLOPs utilization."""
@@ -155,18 +120,6 @@ class TestFlops:
 
         first = 2 * 3 * 64 * 49 * 112**2
         assert flops / 2 == pytest.approx(3 * 2 * 4.09e9 - first, rel=0.005)
-
-    def test_of_gpt(self, load):
-        """Six for each weight and token, and twelve times layers, width and length for a token's attention."""
-        training = load("_gpu_training")
-        task = training.texts(options())
-        network = task.network()
-
-        flops = training.count_flops(task, network, "cpu")
-
-        weights = sum(one.numel() for one in network.parameters() if one.ndim == 2)
-        weights -= network.transformer.wpe.weight.numel()
-        assert flops == (6 * weights + 12 * 2 * 32 * 16) * 4 * 16
 
     @pytest.mark.parametrize(
         ("precision", "name", "expected"),
@@ -185,21 +138,6 @@ class TestFlops:
         assert training.figures(loop, task, 2.0, 1.0, None)["MFU"] == expected
         assert training.figures(loop, task, 2.0, 1.0, None, is_plain=False)["MFU"] is None
 
-    def test_sizes(self, load):
-        """ResNet-50 and the GPT-2 of 124 million parameters, on images of 224 by 224 and on rows of 1024 tokens."""
-        training = load("_gpu_training")
-        images, texts = training.images(options(size="tiny")), training.texts(options(size="full"))
-
-        with torch.device("meta"):
-            parameters = [
-                sum(one.numel() for one in make().parameters())
-                for make in (lambda: training.make_resnet("full"), texts.network)
-            ]
-
-        assert parameters == [25_557_032, 124_439_808]
-        assert (images.amount, texts.amount) == (4, 16 * 1024)
-        assert texts.batches[0]["input_ids"].shape == (16, 1024)
-
 
 class TestFailures:
     """What is not measured."""
@@ -212,19 +150,6 @@ class TestFailures:
         rows = self.attempted(load, fail)
 
         assert rows == [{"name": "one", "ms": 1.0}, {"name": "one", "error": "ValueError: of two lines"}]
-
-    def test_time(self, load):
-        """What has not begun within the budget is not measured, which is no error."""
-        rows = self.attempted(load, fail, deadline=time.time() - 1)
-
-        assert rows == [{"name": "one", "skipped": "not measured: no time was left"}]
-
-    @pytest.mark.parametrize(("module", "kind"), [("no_such_library", "skipped"), ("composer.no_such", "error")])
-    def test_missing_library(self, load, module, kind):
-        """A library that is not installed is no error, a module of this project is one."""
-        (row,) = self.attempted(load, lambda: importlib.import_module(module))
-
-        assert f"No module named '{module}'" in row[kind]
 
     def test_one_of_several_calls(self, load):
         """A call that raises an error, also the one that others are compared with, does not prevent the others."""
@@ -239,38 +164,6 @@ class TestFailures:
         assert [row.get("error", "")[:4] for row in others] == ["Zero", ""]
         assert others[1]["ms"] > 0
         assert others[1]["relative to two"] is None
-
-    def test_in_training(self, load, monkeypatch):
-        """A method that raises an error while it trains loses its own row, and its Trainer is closed."""
-        training, closed = load("_gpu_training"), []
-
-        class Full(al.MixUp):
-            def apply(self, event, state, logger):
-                raise torch.OutOfMemoryError("CUDA out of memory")
-
-        monkeypatch.setattr(training.Steps, "close", lambda *_: closed.append(1), raising=False)
-        methods = {"Full": Full, "MixUp": al.MixUp}
-
-        rows = [*training.train(options(), training.images(options()), methods)]
-
-        assert [row["name"] for row in rows] == ["plain loop", "Trainer", "Full", "MixUp"]
-        assert rows[2]["error"] == "OutOfMemoryError: CUDA out of memory"
-        assert rows[3]["relative to the plain loop"] > 0
-        assert len(closed) == 3
-
-    def test_device_that_cannot_be_used(self, load, monkeypatch):
-        """After an error with which CUDA needs a new process, the process ends when the row is written."""
-        training = load("_gpu_training")
-
-        def broken(_):
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-        monkeypatch.setattr(training, "free", broken)
-        rows = training.attempt("one", fail, options())
-
-        assert [next(rows), next(rows)][1]["error"].startswith("ValueError")
-        with pytest.raises(SystemExit, match="The GPU cannot be used any more: CUDA error"):
-            next(rows)
 
 
 PROGRAM = """
@@ -304,19 +197,6 @@ class TestProcesses:
 
         assert [row["name"] for row in rows] == ["a", "b", "c", "d"]
         assert not [row for row in rows if "error" in row]
-
-    def test_ends_again(self, load, monkeypatch):
-        """A process that ends before its first row is an error, which states that rows are missing."""
-        rows = self.measured(load, monkeypatch, PROGRAM.format(dies=True))
-
-        assert [row["name"] for row in rows] == ["a", "b", "loss"]
-        assert rows[-1]["error"] == "the process has ended with 3, what follows is missing"
-
-    def test_no_time(self, load, monkeypatch):
-        """A part for which no time is left is not begun."""
-        rows = self.measured(load, monkeypatch, PROGRAM, -1.0)
-
-        assert rows == [{"part": "loss", "name": "loss", "skipped": "not measured: no time was left"}]
 
     def test_is_killed(self, load, monkeypatch):
         """A process that does not end in time is killed, which is an error."""
@@ -361,14 +241,6 @@ class TestRuns:
         assert code == 1
         assert ["StatisticsError" in row["error"] for row in rows[1:]] == [True, True]
         assert [row["name"] for row in rows[1:]] == ["loss", "cutout_batch, 128 of 32"]
-
-    def test_budget(self, load, tmp_path):
-        """When it is spent, nothing more is begun, and each part has a row that states it."""
-        code, rows = self.run(load, tmp_path / "gpu.jsonl", "--budget", "0")
-
-        assert code == 0
-        assert [row["name"] for row in rows[1:]] == [*load().PARTS]
-        assert {row["skipped"] for row in rows[1:]} == {"not measured: no time was left"}
 
 
 class TestTables:

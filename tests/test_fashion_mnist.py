@@ -117,21 +117,3 @@ def test_every_method_trains(example: Any, data: Path):
         with trainer_with(example, [name], data) as trainer:
             trainer.fit(duration="1ba")
         assert trainer.state.timestamp.batch == 1
-
-
-def test_weights_are_in_the_order_of_channels_last(example: Any, data: Path):
-    """Kernels and the features that they compute have their channels last in memory."""
-    with trainer_with(example, [], data) as trainer:
-        network = trainer.state.model.module
-
-        assert network[3].layers[0].weight.is_contiguous(memory_format=torch.channels_last)
-        assert network[:4](torch.rand(2, 1, 28, 28)).is_contiguous(memory_format=torch.channels_last)
-
-
-def test_length(example: Any, data: Path):
-    """A shorter training ends after that part of the images, with its schedule."""
-    with trainer_with(example, [], data, length=0.5) as trainer:
-        trainer.fit()
-
-    assert trainer.state.timestamp.sample == 0.5 * example.EPOCHS * 160
-    assert trainer.state.optimizers[0].param_groups[0]["lr"] < 1e-4

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer import Callback
 from composer.algorithms import EMA, InfoBatch, InfoBatchDataset, LabelSmoothing
-from composer.core import NoEffectWarning
 from composer.models import ComposerClassifier
 from fixtures import trained, weights
 
@@ -97,15 +96,6 @@ class TestSteps:
 
         torch.testing.assert_close(weights(model), expected, rtol=1e-12, atol=1e-12)
 
-    def test_each_sample_at_most_once(self, run):
-        """No sample comes twice in an epoch; the first epoch and the last ones have all, the others fewer."""
-        seen = [torch.cat(epoch).tolist() for epoch in run[0]]
-
-        assert [len({*one}) for one in seen] == [len(one) for one in seen]
-        assert [len(one) == SIZE for one in seen] == [True, False, False, False, False, True]
-        assert all(0.5 * SIZE < len(one) < 0.8 * SIZE for one in seen[1:5])
-        assert seen[0] != seen[5]
-
     def test_microbatches_make_no_difference(self, run):
         """With microbatches of five samples, the weights are equal up to rounding."""
         torch.testing.assert_close(weights(fit(device_train_microbatch_size=5)), run[1], rtol=1e-12, atol=1e-12)
@@ -113,21 +103,6 @@ class TestSteps:
     def test_workers_make_no_difference(self, run):
         """With two workers, the weights are bit-identical."""
         assert torch.equal(weights(fit(workers=2)), run[1])
-
-    def test_annealing_has_the_loss_of_the_model(self):
-        """In an epoch with all samples, the weights are bit-identical to those of a training without the algorithm."""
-        with pytest.warns(NoEffectWarning, match="annealing"):
-            algorithm = InfoBatch(annealing=1)
-        recorder, (images, labels), model = Recorder(), digits(), make_model()
-
-        end = weights(fit(algorithm, callbacks=[recorder], max_duration="1ep"))
-
-        plain = trained(
-            model=model,
-            train_dataloader=[(images[indices], labels[indices]) for indices in recorder.epochs[0]],
-            optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        )
-        assert torch.equal(end, weights(plain))
 
     def test_learns(self):
         """Trained on all digits with fewer steps, the model has nearly the accuracy of a training with all samples."""

@@ -14,7 +14,6 @@ import pytest
 import torch
 from sklearn.datasets import load_iris, load_wine
 from sklearn.metrics import roc_auc_score
-from sklearn.neighbors import KNeighborsClassifier
 from torch.nn.functional import one_hot
 from torch.utils.data import default_collate
 
@@ -89,40 +88,6 @@ class TestDrawnTables:
         assert values(0, 5) == values(0, 5)
         assert len({values(seed, index) for seed in range(3) for index in range(8)}) == 24
 
-    def test_classes(self, example: Any):
-        """No class is preferred, half of the tables have two classes, and these are cut at a uniform quantile."""
-        generator = torch.Generator().manual_seed(0)
-        labels = torch.stack([example.draw_table(64, 2, generator)[1] for _ in range(1000)])
-        binary = labels[labels.max(dim=1).values <= 1].float()
-
-        shares = torch.maximum(binary.mean(1), 1 - binary.mean(1))
-        assert 0.5 < len(binary) / 1000 < 0.65  # of 2 to 10 classes, one in nine has two, too
-        assert float(binary.mean()) == pytest.approx(0.5, abs=0.04)
-        assert float(shares.mean()) == pytest.approx(0.75, abs=0.03)  # the mean of the larger part of a random cut
-        assert labels.unique().tolist() == [*range(10)]
-
-    def test_the_first_tables_are_short(self, example: Any):
-        """With a part of short tables, these have half of the rows, in the same proportions."""
-        tables = example.DrawnTables(10, 1, seed=0, short=0.6)
-
-        assert [len(tables[index]["values"]) for index in range(10)] == [32] * 6 + [64] * 4
-        assert all(8 <= len(tables[index]["labels"]) <= 24 for index in range(6))
-        in_groups = example.DrawnTables(12, 4, seed=0, short=0.5)
-        assert [len(in_groups[index]["values"]) for index in range(12)] == [32] * 8 + [64] * 4
-
-    def test_features_predict_the_classes(self, example: Any):
-        """Neighbours in the features have the same class more often than not, and never with shuffled rows."""
-        gains = []
-        for index in range(100):
-            table = example.DrawnTables(100, 1, seed=1)[index]
-            values, labels = table["values"], table["labels"]
-            for known in (values[: len(labels)], values[torch.randperm(len(labels))]):
-                neighbours = KNeighborsClassifier(3).fit(known, labels)
-                share = (table["targets"] == labels.mode().values).float().mean()
-                gains.append(neighbours.score(values[len(labels) :], table["targets"]) - float(share))
-
-        assert sum(gains[::2]) / 100 > 0.05 > 0 > sum(gains[1::2]) / 100
-
 
 class TestRealTables:
     def test_parts_do_not_overlap(self, example: Any):
@@ -135,16 +100,6 @@ class TestRealTables:
 
             assert min(map(len, rows)) > 70
             assert len(rows[0] & rows[1]) <= 1
-
-    def test_every_class_is_known(self, example: Any):
-        """All classes of a table are among the rows with classes and among the others; splits differ."""
-        tables = example.real_tables("test")
-
-        assert len(tables) == 5 * example.SPLITS
-        assert [len(table["labels"].unique()) for table in tables[:: example.SPLITS]] == [2, 3, 3, 10, 2]
-        assert all(table["labels"].unique().equal(table["targets"].unique()) for table in tables)
-        assert all(len(table["labels"]) == example.KNOWN_ROWS for table in tables)
-        assert len({table["values"].numpy().tobytes() for table in tables}) == len(tables)
 
 
 class TestTableClassifier:

@@ -239,4 +239,3 @@ class TestWarnings:
         trainer.fit()
 
         assert trainer.state.timestamp.sample == 5
-
