@@ -798,3 +798,15 @@ class TestSeveralLabels:
     def test_probabilities_are_one_label(self, target):
         """One-hot rows and probabilities have a most probable class."""
         assert "MulticlassAccuracy" in self.updated(ComposerClassifier(nn.Linear(4, 3), loss_fn=nn.MSELoss()), target)
+
+    @pytest.mark.parametrize("shape", [(4, 1), (4,), (4, 3)])
+    @pytest.mark.parametrize("loss_fn", [nn.MSELoss(), nn.L1Loss()])
+    def test_numbers_raise(self, shape, loss_fn):
+        """Numbers to predict have no class: the error names the class for regressions."""
+        width = 3 if shape == (4, 3) else 1
+        model = ComposerClassifier(nn.Linear(4, width), loss_fn=loss_fn)
+        target = torch.tensor([0.5, 2.0, 3.0, 9.0]) if width == 1 else -torch.rand(4, 3)
+
+        for metric in model.get_metrics(is_train=False).values():
+            with pytest.raises(ValueError, match="neither class ids nor probabilities: .* Use ComposerRegressor for"):
+                model.update_metric((None, target.reshape(shape)), torch.rand(shape), metric)

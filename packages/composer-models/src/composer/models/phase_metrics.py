@@ -193,12 +193,19 @@ def _kind(value: object) -> str:
 
 
 def check_one_label(metric: Metric, outputs: Tensor, target: Tensor) -> None:
-    """Raise a ValueError if the first batch of a metric of classes has samples with several labels."""
+    """Raise a ValueError if the first batch of a metric of classes has samples with several labels, or numbers."""
     # Only of the first, as the host waits for the device. Numbers above 1 are weights of classes, such as votes, and
     # integers below 0 follow the ids of a list, as nn.MultiLabelMarginLoss takes it.
     if metric.update_called or target.shape != outputs.shape:
         return
-    are_lists = (target < 0).any() & (not target.is_floating_point())
+    has_numbers = target.is_floating_point()  # below 0, or with one score above 1, as its targets are (1 - t, t) here
+    if has_numbers and bool((target < -1e-3).any()):
+        raise ValueError(
+            f"{type(metric).__name__} is a metric of classes, and the targets are neither class ids nor probabilities: "
+            "some are below 0 or, for one score, above 1. Use ComposerRegressor for numbers to predict, or pass "
+            "train_metrics= and val_metrics=, [] for none."
+        )
+    are_lists = (target < 0).any() & (not has_numbers)
     if bool(are_lists | ((target.sum(1) > 1.5).any() & (target <= 1).all())):
         count = outputs.shape[1]
         raise ValueError(
