@@ -260,12 +260,9 @@ class SavedPlace(Record):
         sizes: The known sizes of the data.
         order: A digest of the order up to the place, which differs if the order is another in a resumed run. None if
             it cannot be another.
-        loader: The state of a loader that saves itself.
-        objects: The objects that the loader consists of, as they were at the start of the epoch, if it has begun. Of a
-            loader that saves itself, also what ``StatefulOrder`` needs besides its state, as ``"earlier"`` and
-            ``"generators"``.
+        loader: What ``StatefulOrder`` saves of a loader that saves itself.
+        objects: The objects that the loader consists of, as they were at the start of the epoch, if it has begun.
         has_ended: Whether the last batch was a copy, as this process had no further own batch, and others had.
-        is_over: Whether the data has ended, and not only a subset of it.
         as_sampler: Whether the order is the sampler's own, as in a checkpoint of MosaicML Composer.
     """
 
@@ -277,5 +274,4 @@ class SavedPlace(Record):
     loader: Any = None
     objects: SavedObjects = attrs.field(factory=SavedObjects)
     has_ended: bool = False
-    is_over: bool = False
     as_sampler: bool = False

@@ -49,31 +49,36 @@ class TestEnd:
         position.move_to(2)
         before = position.epoch_is_over
 
-        position.exhaust()
+        position.set_end(2)
         after = position.epoch_is_over
         position.move_to(0)
 
         assert (before, after, position.epoch_is_over, position.length) == (False, True, False, None)
 
 
-def test_restored_end_of_an_epoch():
-    """A place after the last batch of a loader that is shorter than its length is the end, with no second warning."""
+def test_more_batches_than_announced():
+    """A resumed run has the length that the run had where it stopped."""
 
     class Loader:
         def __len__(self):
-            return 3
+            return 1
 
         def __iter__(self):
             return iter([1, 2])
 
     loader = Loader()
     position = EpochPosition(DataSpec(loader), make_order(loader, seed=17), -1)
+    position.advance()
+    lengths = [position.length]
+    with pytest.warns(UserWarning, match="train_dataloader has a length of 1 batches and returned more in an epoch"):
+        position.advance()
+    lengths.append(position.length)
+
+    position.set_end(2)
+    lengths.append(position.length)
     position.move_to(2)
-    before = position.is_in_epoch
 
-    position.move_to(2, is_over=True)
-
-    assert (before, position.is_in_epoch, position.data_end) == (True, False, 2)
+    assert (*lengths, position.length, position.epoch_is_over) == (1, 3, 2, 3, False)
 
 
 @pytest.fixture

@@ -45,34 +45,9 @@ class Dataset(IterableDataset):
         self.epoch, self.sample = state["epoch"], state["sample_in_epoch"]
 
 
-class Loader(DataLoader):
-    """Counts the samples that it has returned, as StreamingDataLoader documents it."""
-
-    count, first = 0, 0
-
-    def __iter__(self):
-        self.count = self.first
-        self.first = 0
-        for batch in super().__iter__():
-            self.count += len(batch[1])
-            yield batch
-        self.count = 0
-
-    def state_dict(self):
-        return self.dataset.state_dict(self.count, from_beginning=True)
-
-    def load_state_dict(self, state):
-        self.first = state["sample_in_epoch"]
-        self.dataset.load_state_dict(state)
-
-
 def collate(samples):
     inputs = torch.stack([torch.tensor(one["x"].tolist()) for one in samples])
     return inputs / SAMPLES, torch.tensor([int(one["y"]) for one in samples])
-
-
-def documented(folder):
-    return Loader(Dataset(), batch_size=BATCH, collate_fn=collate)
 
 
 def in_other_loader(folder):
@@ -115,9 +90,7 @@ def streaming_in_other_loader(folder):
 @pytest.mark.parametrize(
     ("make", "stop"),
     [
-        *itertools.product(
-            [documented, in_other_loader, streaming, streaming_in_other_loader], ["3ba", "10ba", "13ba"]
-        ),
+        *itertools.product([in_other_loader, streaming, streaming_in_other_loader], ["3ba", "10ba", "13ba"]),
         (in_workers, "3ba"),
         (in_workers, "13ba"),
         (streaming_in_workers, "23ba"),

@@ -5,7 +5,7 @@ A batch passes through two objects, which :class:`Batches` owns, and is then mov
 - its ``DataOrder`` (``data/order.py``) iterates over the loader, from any epoch and place on, with seeds;
 - ``EpochPosition`` (``data/position.py``) counts it: the place of the next batch, and where the epoch ends.
 
-Where only the loader can show whether the epoch has another batch, this batch is loaded ahead.
+Where only the loader can show the end of the epoch, it shows when the next batch is asked for, also in a resumed run.
 
 ``TrainingData`` creates the batches of a loader. They last over several calls of ``fit``, as long as loader and length
 of an epoch stay the same. ``Run`` takes the batches, and ``ResumeState`` saves and loads their place.
@@ -18,12 +18,12 @@ import itertools
 import logging
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from composer.checkpoint.contents import SavedObjects, SavedPlace
+from composer.checkpoint.contents import SavedPlace
 from composer.core.data.batches import move_batch
 from composer.core.data.packing import has_packed_rows
 from composer.distributed import all_agree, all_gather_object, get_data_world_size, get_world_size
@@ -33,7 +33,7 @@ from composer.functional.nested import leaves
 from composer.trainer.data.iterable_order import UsualCount
 from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
-from composer.trainer.data.stateful_order import STATES, StatefulOrder, warn_if_not_exact
+from composer.trainer.data.stateful_order import StatefulOrder, warn_if_not_exact
 from composer.trainer.resume.contract import (
     LoaderObjects,
     create_generators,
@@ -57,34 +57,14 @@ _MANY_BATCHES = 100_000
 _COMPARED = 1000
 
 
-class _Ahead(NamedTuple):
-    """A batch that was loaded before it is asked for, and the states before it, which a save contains until then.
-
-    Attributes:
-        batch: The batch.
-        is_own: Whether it counts.
-        loader_state: What ``DataOrder.save`` returned, for :meth:`Batches.save`.
-        objects: The states of the objects that load batches, for :attr:`Batches.objects_before`: ``ResumeState`` saves
-            them, in place of the present ones.
-    """
-
-    batch: Batch
-    is_own: bool
-    loader_state: tuple[Any, dict[str, Any]]
-    objects: SavedObjects
-
-
 class Batches:
     """Iterates over the batches of a loader, epoch by epoch.
 
     Order and randomness of the data depend only on the seed and the epoch; see :mod:`composer.trainer.data.order`.
     Nothing is loaded before the first batch is asked for.
 
-    Its methods are called in this order:
-
-    1. :meth:`agree`, once.
-    2. In a resumed run, :meth:`load` and, when all objects have their states, :meth:`look_ahead`.
-    3. :meth:`next` for each batch, and :meth:`rewind` after each epoch.
+    Its methods are called in this order: :meth:`agree`, once; in a resumed run, :meth:`load`; then :meth:`next` for
+    each batch, and :meth:`rewind` after each epoch.
 
     In each step, either all processes have a batch or none has one. If they have different numbers of batches, those
     that have ended get copies of their last batch, which do not count. Processes wait for each other
@@ -111,7 +91,6 @@ class Batches:
         _objects_at_start: The states at the start of the epoch of the objects that a resumed run replays. A save within
             the epoch contains them, because a resumed run draws the order again.
         _batches: The batches from the place on, each with whether it counts; None until the first one is asked for.
-        _ahead: A batch that was loaded ahead; None in most steps.
 
     Raises:
         ValueError: The loader has no batches.
@@ -138,7 +117,7 @@ class Batches:
         # Of torch itself: a device of the state is a string to Tensor.to, which would parse it for each tensor.
         self._device, self._epoch = torch.device(device), epoch
         self._loader: Any = spec.dataloader
-        self._order = order = make_order(self._loader, seed, subset_num_batches)
+        self._order = order = make_order(self._loader, seed)
         self.position, self.place_reader = EpochPosition(spec, order, subset_num_batches), PlaceReader(spec, order)
         if 0 in (spec.length, self.position.data_end):
             raise ValueError(
@@ -148,7 +127,6 @@ class Batches:
         self.usual = UsualCount()
         self.checks_model = has_packed_rows(self._loader)
         self._objects_at_start = save_objects(self.objects.replayed)
-        self._ahead: _Ahead | None = None
         self._batches: Iterator[tuple[Batch, bool]] | None = None
         # Between processes: an end that only the loader, or its sampler at the start of an epoch, can show may differ.
         self._may_end_apart = get_world_size() > 1 and self.position.data_end is None
@@ -163,11 +141,6 @@ class Batches:
     def objects(self) -> LoaderObjects:
         """The objects that the loader consists of, and the transforms of the spec, which may be replaced."""
         return LoaderObjects.of(self.spec, skips=self._order.skips)
-
-    @property
-    def objects_before(self) -> SavedObjects:
-        """The states of the loader's objects before a batch that is loaded ahead, by name; else none."""
-        return SavedObjects() if self._ahead is None else self._ahead.objects
 
     def agree(self) -> None:
         """Agree with the other processes on the length of an epoch, that of the longest loader, and on usual batches.
@@ -190,7 +163,7 @@ class Batches:
         if len({*zip(usual, ends, strict=True)}) == 1 < len(gathered):
             self.usual = order.usual
         if self._may_end_apart:
-            position.set_expected_length(None if None in lengths else max(lengths))
+            position.announce(None if None in lengths else max(lengths))
         elif len({*lengths}) > 1:
             raise unequal_lengths(lengths)
 
@@ -201,17 +174,17 @@ class Batches:
             ValueError: The loader returned no batch in the epoch, or None as a batch.
         """
         position = self.position
-        ahead, self._ahead = self._ahead, None
-        batch, is_own = self._fetch() if ahead is None else (ahead.batch, ahead.is_own)
+        if self._batches is None:
+            self._continue_with(self._begin(position.place))
+        assert self._batches is not None
+        batch, is_own = next(self._batches, (END, True))
         if batch is END:
             self._check_end()
-            position.exhaust()
+            position.set_end(position.place)
             return END
         if batch is None:
             raise batch_is_none("train_dataloader", position.num_batches)
         position.advance(is_own=is_own)
-        if position.data_end is None:
-            self.look_ahead()
         batch = self._prepared(batch)
         if self._may_be_equal:
             self._may_be_equal = False
@@ -234,37 +207,32 @@ class Batches:
     def rewind(self, epoch: int | None = None) -> None:
         """Start the next epoch, or the given one, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
-        self._batches = self._ahead = None
+        self._batches = None
         self._order.rewind()
         self.position.move_to(0)
 
     def close(self) -> None:
         """Stop the workers of the training's loader, which cannot be iterated over afterwards."""
-        self._batches, self._ahead = iter(()), None
+        self._batches = iter(())
         self._order.close()
 
     def save(self) -> SavedPlace:
         """Return the place in the data, and what restores and verifies it."""
-        position, in_epoch = self.position, self.position.is_in_epoch
-        loader, states = self._order.save(in_epoch=in_epoch) if self._ahead is None else self._ahead.loader_state
-        objects = self._objects_at_start if in_epoch else save_objects(self.objects.replayed)
+        position = self.position
         return SavedPlace(
             epoch=self._epoch,
             place=position.place,
             global_batch_size=self._order.global_batch_size,
             sizes=self.place_reader.sizes,
             order=self._order.fingerprint(position.place),
-            loader=loader,
-            objects=SavedObjects({**objects.states, **states}, objects.generators),
+            loader=self._order.save(in_epoch=position.place > 0),
+            objects=self._objects_at_start if position.place else save_objects(self.objects.replayed),
             has_ended=position.last_is_copy,
-            is_over=position.data_end is not None and position.place >= position.data_end,
             as_sampler=self._order.as_sampler,
         )
 
     def load(self, saved: SavedPlace, samples: int | None = None, generators: Iterable[str] = ()) -> None:
         """Restore a saved place. Batches before it that have to be loaded are loaded now.
-
-        When all objects have their states, :meth:`look_ahead` must follow.
 
         Args:
             saved: What :meth:`save` returned.
@@ -277,11 +245,10 @@ class Batches:
         self.rewind(saved.epoch)
         self._order.as_sampler = saved.as_sampler
         position = self.position
-        position.move_to(self.place_reader.place_here(saved), is_over=saved.is_over, is_copy=saved.has_ended)
-        states = {name: state for name, state in saved.objects.states.items() if name not in STATES}
-        self._objects_at_start = SavedObjects(states, saved.objects.generators)
-        load_objects(self._objects_at_start, self.objects.replayed)
-        if position.is_in_epoch:
+        position.move_to(self.place_reader.place_here(saved), is_copy=saved.has_ended)
+        self._objects_at_start = saved.objects
+        load_objects(saved.objects, self.objects.replayed)
+        if position.place:
             _warn_of_any_order(self._loader)
         counted = self._find_next(saved)
         if position.place:
@@ -302,14 +269,13 @@ class Batches:
         - Within an epoch, batches of a list or keys of a sampler are skipped.
         - All other loaders load the batches before the place again or, without ``spin``, begin the epoch again.
         """
-        is_in_epoch = self.position.is_in_epoch
         if isinstance(self._order, StatefulOrder) and saved.loader is not None:
-            self._order.load(saved)
+            self._order.load(saved.loader)
             # This process has no own batches left: in_step takes a copy of another process's, which does not count.
             # Iterated over, a loader at the end of its data may begin again.
-            if saved.has_ended and is_in_epoch:
+            if saved.has_ended:
                 self._continue_with(iter(()))
-        elif is_in_epoch:
+        elif self.position.place:
             _warn_of_other_kind(self._loader, saved)
             if self._order.skips:
                 return self._skip(saved)
@@ -378,37 +344,12 @@ class Batches:
         """
         end = self._order.end(self.position.place)
         if not self._may_end_apart or end is None:
-            self.position.set_end(end, end)
+            if end is not None:
+                self.position.set_end(end)
             return not self._may_end_apart
         ends = all_gather_object(end)
-        self.position.set_end(max(ends), end)
+        self.position.set_end(max(ends))
         return len({*ends}) == 1
-
-    def look_ahead(self) -> None:
-        """Load the batch after the last one that the loader's length announces, which shows whether the epoch is over.
-
-        The length of a stream, or of a loader or sampler of the user, may be an estimate. In a resumed run this is
-        called when all objects have their states. If the announced length was too low, later batches are not loaded
-        ahead, as those of a loader without a length: it would require the states of all objects before each batch.
-        """
-        position = self.position
-        if not position.may_exceed_length:
-            return
-        if position.num_batches == position.expected_length:
-            loader_state, objects = self._order.save(in_epoch=True), save_objects(self.objects.by_path("loading"))
-            batch, is_own = self._fetch()
-            if batch is END:
-                position.exhaust()
-                return
-            self._ahead = _Ahead(batch, is_own, loader_state, objects)
-        position.extend()
-
-    def _fetch(self) -> tuple[Batch, bool]:
-        """Load the next batch; return it, or ``END``, and whether it counts."""
-        if self._batches is None:
-            self._continue_with(self._begin(self.position.place))
-        assert self._batches is not None
-        return next(self._batches, (END, True))
 
     def _check_end(self) -> None:
         """Raise an error if the end of the loader is not that of an epoch."""

@@ -80,10 +80,9 @@ class DataOrder:
     def rewind(self) -> None:
         """Forget the order of an epoch, as another one begins now, or one continues at a saved place."""
 
-    def save(self, *, in_epoch: bool) -> tuple[Any, dict[str, Any]]:
-        """Return the state of a loader that saves itself, and more states by name; else None and nothing."""
+    def save(self, *, in_epoch: bool) -> Any:
+        """Return what a loader that saves itself continues from; else None."""
         del in_epoch
-        return None, {}
 
     def close(self) -> None:
         """Stop the workers that the order has started."""

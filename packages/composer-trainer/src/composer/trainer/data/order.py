@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from composer.core import Batch
 
 
-def make_order(loader: Iterable[Batch], seed: int, subset_num_batches: int = -1) -> DataOrder:
+def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     """Return the order of a loader, depending on its type.
 
     - A loader with ``state_dict`` and ``load_state_dict`` stores its position itself.
@@ -73,7 +73,6 @@ def make_order(loader: Iterable[Batch], seed: int, subset_num_batches: int = -1)
     Args:
         loader: The loader.
         seed: The run's seed.
-        subset_num_batches: The number of batches in an epoch, if fewer than the loader has; -1 for all.
 
     Example:
         >>> order = make_order([1, 2, 3], seed=17)
@@ -81,7 +80,7 @@ def make_order(loader: Iterable[Batch], seed: int, subset_num_batches: int = -1)
         [2, 3]
     """
     if has_state(loader):
-        return StatefulOrder(loader, seed, subset_num_batches)
+        return StatefulOrder(loader, seed)
     # A subclass with its own __iter__ may use the sampler in any way, or not at all.
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return DataOrder(loader, seed) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, seed)

@@ -25,20 +25,10 @@ class EpochPosition:
     A place is a number in the order of an epoch, in the unit of its :class:`DataOrder`: samples of all processes, or
     batches. Each batch advances it by ``place_distance``; ``length`` and ``num_batches`` are numbers of batches. The
     epoch ends at the first of two places: after ``max_batches``, which never changes, and where the data ends
-    (``data_end``). ``Batches`` sets the latter as soon as it is known:
-
-    =================================  =======================================================  ====================
-    the data are                       where they end is known                                  from
-    =================================  =======================================================  ====================
-    a list, or of a sampler of torch   from the start                                           ``DataOrder.end``
-    of a sampler of the user           when it has drawn the order of the epoch, and processes  :meth:`set_end`
-                                       have exchanged their ends
-    a stream, or a loader of the user  when there is no further batch                           :meth:`exhaust`
-    =================================  =======================================================  ====================
-
-    Until then, the length is the expected one: that of the loader, or of the longest one of several processes, which
-    :meth:`set_expected_length` sets once, before the first epoch. The data of the last row may exceed it; each batch
-    that does so calls :meth:`extend`.
+    (``data_end``). The end of a list, and of a sampler of torch, is known from the start. That of a sampler of the user
+    is known when it has drawn the order of the epoch, and that of a stream or a loader of the user when there is no
+    further batch: ``Batches`` calls :meth:`set_end` then. Until then, the length is the announced one, or one more than
+    the batches that were found beyond it.
 
     Args:
         spec: The loader.
@@ -48,8 +38,9 @@ class EpochPosition:
     Attributes:
         place: The place of the next batch.
         place_distance: The distance between the places of two batches.
-        expected_length: The number of batches that an epoch has as long as no other is found; None if it is not known.
-        length: The number of batches in the epoch, as far as it is known: the loader's length until more are found.
+        announced: The number of batches that the loader announces, or the longest one of several processes; None if it
+            does not announce any.
+        length: The number of batches in the epoch, as far as it is known; None if it is not.
         max_batches: The most batches of an epoch, infinite without a subset.
         data_end: The place where the data ends; None while only the loader can show it.
         last_is_copy: Whether the last batch only kept this process in step with others, as its own have ended.
@@ -79,59 +70,48 @@ class EpochPosition:
         self.max_batches = math.inf if subset_num_batches == -1 else subset_num_batches
         self._counts_samples = order.global_batch_size is not None
         self._rank = get_data_rank() if self._counts_samples else 0
-        self.place, self._has_warned = 0, False
+        self._has_warned = False
         end = order.end(0)
         length = spec.length if end is None else math.ceil(end / self.place_distance)
         if subset_num_batches != -1:
             length = subset_num_batches if length is None else min(length, subset_num_batches)
-        self.set_expected_length(length)
+        self.announced = length
+        self.move_to(0)
 
-    def set_expected_length(self, length: int | None) -> None:
-        """Set ``expected_length``, before the first epoch."""
-        self.expected_length = length
+    def announce(self, length: int | None) -> None:
+        """Set the number of batches that the processes have agreed on, before the first epoch."""
+        self.announced = length
         self.move_to(self.place)
 
-    def set_end(self, end: int | None, own: int | None = None) -> None:
-        """Set where the data ends, None if it is not known; ``own`` is where that of this process ends."""
-        self.data_end, self.length = end, self.expected_length
-        if end is not None and not self._counts_samples:
-            self.length = int(min(self.max_batches, end))
-            if self._spec.length not in (None, end, own):
-                self._warn_of_length(f"{end}")
-
-    def move_to(self, place: int, *, is_over: bool = False, is_copy: bool = False) -> None:
-        """Set the place of the next batch, whether all data has been taken before it, and ``last_is_copy``.
-
-        An end that was set before is forgotten, unless the order itself has it.
-        """
+    def move_to(self, place: int, *, is_copy: bool = False) -> None:
+        """Set the place of the next batch, and ``last_is_copy``; an end that was set before is forgotten."""
         self.place, self.last_is_copy = place, is_copy
-        self.set_end(self._order.end(place))
-        if is_over and self.data_end is None:
-            self.data_end = place
+        self.data_end, self.length = self._order.end(place), self.announced
+        if self.data_end is None and self.announced is not None and self.num_batches > self.announced:
+            self.length = self.num_batches + 1
 
     def advance(self, *, is_own: bool = True) -> None:
         """Move on by a batch; ``is_own`` is False for a copy that only keeps this process in step with others."""
         self.place += self.place_distance
         self.last_is_copy = not is_own
+        if self.data_end is None and self.announced is not None and self.num_batches > self.announced:
+            self.length = self.num_batches + 1
+            self._warn_of_length("more")
 
-    def extend(self) -> None:
-        """Extend the epoch by a batch, as the loader has batches beyond its length."""
-        self.length = self.num_batches + 1
-        self._warn_of_length("more")
-
-    def exhaust(self) -> None:
-        """End the data here, as the loader has no further batch."""
-        self.data_end = self.place
-        if self.length is not None and self.num_batches < self.length:
-            self._warn_of_length(f"only {self.num_batches}")
+    def set_end(self, end: int) -> None:
+        """End the data at a place, which only the sampler of the epoch, or the end of the loader, has shown."""
+        self.data_end = end
+        found = min(math.ceil(end / self.place_distance), self.max_batches)
+        if self.length is not None and found != self.length:
+            self._warn_of_length(f"only {found}" if found < self.length else f"{found}")
+        self.length = int(found)
 
     def _warn_of_length(self, found: str) -> None:
-        """Warn, once, that an epoch has another number of batches than the loader's length."""
+        """Warn, once, that an epoch has another number of batches than announced."""
         if not self._has_warned:
-            length = self._spec.length
-            announced = f"train_dataloader has a length of {length} batches and"
-            if length is None:
-                announced = f"train_subset_num_batches is {self.max_batches}, and train_dataloader"
+            announced = f"train_dataloader has a length of {self.announced} batches and"
+            if self.announced == self.max_batches:
+                announced = f"train_subset_num_batches is {self.announced}, and train_dataloader"
             warnings.warn(
                 f"{announced} returned {found} in an epoch, which are trained on. Schedules and intervals count an "
                 "epoch by the former: correct it, or __len__ of the loader, its sampler or its data set. An epoch also "
@@ -151,17 +131,6 @@ class EpochPosition:
         # Continued by another number of processes, an epoch may end between the places of two batches.
         place, end = self.place, self.data_end
         return place >= self.max_batches * self.place_distance or (end is not None and place >= end)
-
-    @property
-    def may_exceed_length(self) -> bool:
-        """Whether all expected batches are done, and only the loader can show if there are others."""
-        is_open = self.data_end is None and not self.epoch_is_over
-        return is_open and self.expected_length is not None and self.num_batches >= self.expected_length
-
-    @property
-    def is_in_epoch(self) -> bool:
-        """Whether an epoch has begun and is not over."""
-        return self.place > 0 and not self.epoch_is_over
 
     @property
     def last_batch_counts(self) -> bool:

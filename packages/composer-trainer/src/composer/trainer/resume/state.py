@@ -174,9 +174,7 @@ class _GivenObjects:
 
     def save(self) -> SavedObjects:
         """Return the states of the objects that are saved here."""
-        saved = contract.save_objects(self._others(), self._components())
-        before = SavedObjects() if self._data.batches is None else self._data.batches.objects_before
-        return SavedObjects(saved.states | before.states, saved.generators | before.generators)
+        return contract.save_objects(self._others(), self._components())
 
     def load(self, saved: SavedObjects) -> None:
         """Restore what :meth:`save` returned."""
@@ -510,8 +508,6 @@ class ResumeState:
         for name, module in _modules(self._state.model):
             module.training = (saved.training or {}).get(name, module.training)
         self._objects.load(objects)
-        if self._data.batches is not None:  # with the objects that load it
-            self._data.batches.look_ahead()
         set_generators()
 
     def begin(self) -> None:
