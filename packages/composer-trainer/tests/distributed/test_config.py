@@ -42,11 +42,6 @@ class TestSettings:
         with pytest.raises(ValueError, match="must be one of single_auto_sync, multi_auto_sync, forced_sync, got"):
             cd.Parallelism(ddp_sync_strategy=strategy)
 
-    def test_forced_sync_with_sharding_raises(self):
-        """Sharded gradients are reduced in the backward pass."""
-        with pytest.raises(ValueError, match="'forced_sync' is for DDP, and parallelism_config contains 'fsdp'"):
-            cd.Parallelism({"fsdp": {}}, cd.DDPSyncStrategy.FORCED_SYNC)
-
     def test_automatic_microbatches_raise(self):
         """Trials in one process alone would wait for the others."""
         with pytest.raises(ValueError, match="SyncBatchNorm do not support: set a number"):

@@ -57,7 +57,7 @@ def test_trainings_share_their_groups():
 
 CANNOT = pytest.mark.skipif(
     torch.torch_version.TorchVersion(torch.__version__) < "2.8",
-    reason="torch 2.7 cannot replicate sharded models on CPUs; test_replicated_shards_on_cpus_raise",
+    reason="torch 2.7 cannot replicate sharded models on CPUs",
 )
 
 

@@ -73,7 +73,6 @@ class TestTwoProcesses:
         [
             ("single_auto_sync", [False, True, True]),
             ("multi_auto_sync", [True, True, True]),
-            ("forced_sync", [False, False, True]),
         ],
     )
     def test_gradient_synchronization(self, two_processes, strategy, expected):
@@ -92,11 +91,6 @@ class TestTwoProcesses:
     def test_buffers_are_broadcast(self, two_processes):
         """Running statistics are those of rank 0."""
         assert [result["buffers"] for result in two_processes] == [[[5.0, 5.0], 3]] * 2
-
-    def test_buffers_are_equal_after_a_forced_sync(self, two_processes):
-        """Rank 0 has seen means of 1 and 3, with momentum 0.1."""
-        for result in two_processes:
-            assert result["forced buffers"] == pytest.approx([0.1, 0.3])
 
     def test_weights_are_sharded(self, two_processes):
         """Each process has a part of weights and momenta; the parts are disjoint and complete."""

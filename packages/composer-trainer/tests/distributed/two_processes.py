@@ -247,7 +247,7 @@ def check_equalised():
 def check_when_gradients_are_added_up():
     """After each of two microbatches and the batch, whether all have equal gradients; the second batch is a trial."""
     result = {}
-    for strategy in ("single_auto_sync", "multi_auto_sync", "forced_sync"):
+    for strategy in ("single_auto_sync", "multi_auto_sync"):
         model, parallel = nn.Linear(2, 1), cd.Parallelism(ddp_sync_strategy=strategy)
         parallel.prepare(State(model))
         agree = result[strategy] = []
@@ -270,19 +270,6 @@ def check_buffers():
     model.num_batches_tracked += 3 + cd.get_global_rank()
     cd.broadcast_buffers(model)
     return model.running_mean.tolist(), model.num_batches_tracked.item()
-
-
-def check_forced_buffers():
-    """A plain loop can broadcast rank 0's running means after a batch."""
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
-    parallel = cd.Parallelism(ddp_sync_strategy="forced_sync")
-    parallel.prepare(State(model))
-    batch = parallel.begin_batch(cd.BatchShare(2))
-    inputs = torch.tensor([[0.0, 2.0], [2.0, 4.0]]) + 10 * cd.get_global_rank()
-    parallel.begin_microbatch(is_last=True)
-    parallel.forward(inputs).sum().backward()
-    parallel.end_batch(batch)
-    return model[0].running_mean.tolist()
 
 
 def check_sharding():
@@ -448,7 +435,6 @@ def main(folder):
         "equalised": check_equalised(),
         "when": check_when_gradients_are_added_up(),
         "buffers": check_buffers(),
-        "forced buffers": check_forced_buffers(),
         "sharding": check_sharding(),
         "own sharding": check_own_sharding(),
         "collectives": check_collectives(),

@@ -576,17 +576,13 @@ class Timestamp(StoredAsObject):
                 f"A saved Timestamp must have exactly the fields {sorted(expected)}; "
                 f"missing: {sorted(expected - set(state))}, unknown: {sorted(set(state) - expected)}."
             )
-        counts: dict[str, Any] = {}
-        for name, value in state.items():
-            is_clock = name.endswith("_wct")
-            if isinstance(value, bool) or not isinstance(value, (int, float) if is_clock else int):
-                wanted = "a number of seconds" if is_clock else "a whole number"
-                raise ValueError(f"{name} of a saved Timestamp must be {wanted}, got {value!r}.")  # noqa: TRY004
-            try:
-                counts[name] = dt.timedelta(seconds=value) if is_clock else value
-            except (ValueError, OverflowError):  # it is not finite, or too large
-                raise ValueError(f"{name} of a saved Timestamp must be a number of seconds, got {value!r}.") from None
-        return cls(**counts)
+        try:
+            counts: dict[str, Any] = {
+                name: dt.timedelta(seconds=value) if name.endswith("_wct") else value for name, value in state.items()
+            }
+            return cls(**counts)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"A saved Timestamp must have counts and seconds, got {dict(state)}: {error}") from None
 
     def load_state_dict(self, state: Mapping[str, int | float]) -> None:
         """Replace all counts in place; only for programs for MosaicML Composer. Others use :meth:`from_state_dict`.

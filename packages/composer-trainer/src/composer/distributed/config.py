@@ -19,7 +19,7 @@ from composer.distributed.environment import get_world_size
 from composer.distributed.fsdp1 import translate_sections
 from composer.distributed.mesh import MeshSettings, Settings, TensorParallelSettings
 from composer.distributed.meta import is_on_meta
-from composer.distributed.sharding import FSDPSettings, check_replicas
+from composer.distributed.sharding import FSDPSettings
 from composer.functional.checks import check_flags
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DDPSyncStrategy(enum.StrEnum):
     """During the backward pass of every microbatch."""
 
     FORCED_SYNC = "forced_sync"
-    """After the last microbatch; does not search the graph for unused parameters."""
+    """As ``single_auto_sync``, with ``find_unused_parameters``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -112,18 +112,11 @@ class ParallelismConfig:
             )
         if "mesh" in sections:
             settings["fsdp"] = _checked_mesh(settings["mesh"], settings)
-        made = cls(
+        return cls(
             **{"ddp": DDPSettings()} | settings,
             sync_batchnorm=sections.get("sync_batchnorm", False),
             strategy=_checked_strategy(strategy),
         )
-        if made.splits_model and made.strategy is DDPSyncStrategy.FORCED_SYNC:
-            raise ValueError(
-                "ddp_sync_strategy='forced_sync' is for DDP, and parallelism_config contains 'fsdp' or a mesh that "
-                "splits the model. "
-                "Use 'multi_auto_sync', which needs less memory, or 'single_auto_sync', which communicates less."
-            )
-        return made
 
     @property
     def layer_size(self) -> int:
@@ -152,7 +145,7 @@ class ParallelismConfig:
             )
 
     def check_device(self, device: torch.device) -> None:
-        """Check a device: ``"sync_batchnorm"`` requires GPUs, and so do replicas of a sharded model with torch 2.7.
+        """Check a device: ``"sync_batchnorm"`` requires GPUs.
 
         Raises:
             ValueError: The device is a CPU, and there are several processes.
@@ -162,7 +155,6 @@ class ParallelismConfig:
                 "parallelism_config['sync_batchnorm'] requires GPUs, as torch.nn.SyncBatchNorm does not run on a CPU: "
                 "remove it, or train with device='gpu'."
             )
-        check_replicas(self.fsdp, self.mesh, device)
 
     def check_microbatch_size(self, size: int | str | None) -> None:
         """Raise an error for a microbatch size that several processes cannot determine.

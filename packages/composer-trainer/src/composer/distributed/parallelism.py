@@ -4,7 +4,7 @@
 
 - the wrapper: :meth:`~Parallelism.prepare` wraps the model by DDP or shards it by FSDP2, again at each epoch if the
   model or the set of its trained parameters has changed;
-- when gradients are reduced: with the backward pass of the last microbatch, of each, or after all of them;
+- when gradients are reduced: with the backward pass of the last microbatch, or of each;
 - the exchange of counts, :class:`~composer.distributed.global_batch.CountExchange`.
 
 What belongs to one batch is in the ``BatchWeights`` that :meth:`~Parallelism.begin_batch` returns. All processes call
@@ -22,13 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from composer.core import NoEffectWarning, State
-from composer.distributed.collectives import broadcast_buffers, broadcast_model, exchange_in_buckets
+from composer.distributed.collectives import broadcast_model
 from composer.distributed.config import DDPSyncStrategy, ParallelismConfig
 from composer.distributed.environment import (
     data_group,
     get_data_world_size,
     get_world_size,
-    host_group,
     is_connected,
     is_initialized,
     set_tensor_parallel_size,
@@ -195,7 +194,7 @@ class Parallelism:
     def begin_microbatch(self, is_last: bool) -> None:
         """Set before a forward pass whether its backward pass reduces gradients: by default only the last does.
 
-        A trial reduces none, and neither does a backward pass with ``'forced_sync'``, which has no wrapper.
+        A trial reduces none.
         """
         reduces = not self.is_trial and (is_last or self.config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC)
         if reduces is self._reduces or self._reducing is None:
@@ -210,8 +209,8 @@ class Parallelism:
     def end_batch(self, weights: BatchWeights) -> float:
         """Complete the gradients after the last microbatch, with the same result in all processes.
 
-        With ``'forced_sync'`` they are reduced now. If a process did not have its usual number of samples, they are
-        multiplied by the usual number of all processes divided by the actual one.
+        If a process did not have its usual number of samples, they are multiplied by the usual number of all processes
+        divided by the actual one.
 
         Args:
             weights: What :meth:`begin_batch` returned.
@@ -224,9 +223,6 @@ class Parallelism:
         """
         if not self.is_connected or self._model is None:
             return 1.0
-        if self.config.strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_trial:
-            _average_gradients(self._trainable)
-            broadcast_buffers(self._model)
         factor = weights.correction()
         if factor != 1:
             # A model may have both DTensors and others, which foreach cannot multiply together.
@@ -280,12 +276,14 @@ class Parallelism:
             initialize(model, state.device, state.rank_zero_seed)
 
     def _wrap(self, state: State) -> None:
-        """Wrap the model by DDP, unless it reduces nothing during the backward pass."""
-        is_trained = any(parameter.requires_grad for parameter in state.model.parameters())
-        if self.config.strategy is DDPSyncStrategy.FORCED_SYNC or not is_trained:
+        """Wrap the model by DDP, unless nothing of it is trained."""
+        if not any(parameter.requires_grad for parameter in state.model.parameters()):
             return
         settings = attrs.asdict(self.config.ddp)
-        settings["find_unused_parameters"] |= any(each.find_unused_parameters for each in state.algorithms)
+        may_be_unused = self.config.strategy is DDPSyncStrategy.FORCED_SYNC
+        settings["find_unused_parameters"] |= may_be_unused or any(
+            each.find_unused_parameters for each in state.algorithms
+        )
         # The model has been broadcast, and without device_ids DDP does not move the batch, which is on the device.
         self.forward = nn.parallel.DistributedDataParallel(state.model, init_sync=False, **settings)
 
@@ -314,28 +312,6 @@ def _with_sync_batchnorm(model: nn.Module) -> nn.Module:
         )
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, data_group())  # type: ignore[no-untyped-call]
     return converted
-
-
-@torch.no_grad()
-def _average_gradients(parameters: list[nn.Parameter]) -> None:
-    """Average gradients over processes; a gradient missing in some processes counts as zero there."""
-    used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8, device="cpu")
-    if not len(used):
-        return
-    torch.distributed.all_reduce(used, op=torch.distributed.ReduceOp.MAX, group=host_group())
-    gradients = []
-    for parameter, is_used in zip(parameters, used.tolist(), strict=True):
-        if is_used:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-    world_size = get_world_size()
-
-    def average(flat: Tensor) -> None:
-        torch.distributed.all_reduce(flat)
-        flat.div_(world_size)
-
-    exchange_in_buckets(gradients, average)
 
 
 def _not_prepared(*_: Any) -> Any:

@@ -1,8 +1,8 @@
 """Create and destroy the process group of the processes that torchrun has started.
 
-A program creates a group at most once: :func:`initialize_dist` uses an existing group, or checks the environment and
-joins the group. At the end of the program, ``_close_at_exit`` destroys the group that was created here, or, after an
-error, writes that for torchrun.
+A program creates a group at most once: :func:`initialize_dist` uses an existing group, or joins the group. At the end
+of the program, ``_close_at_exit`` destroys the group that was created here, or, after an error, writes that for
+torchrun.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.distributed.environment import (
-    get_global_rank,
     get_local_rank,
     get_local_world_size,
     get_world_size,
-    is_available,
     is_initialized,
 )
 
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """With a GPU, numbers in host memory are still exchanged by gloo, without synchronizing with the device."""
 
-_RULE = "Start the program by torchrun: torchrun --nproc-per-node=2 program.py"
 _RELEASE_SECONDS = 0.05
 _CLOSED = ("connection closed", "connection reset", "connection was likely", "broken pipe", "remote process exited")
 _created_here: list[ProcessGroup] = []
@@ -59,9 +56,9 @@ def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -
         timeout: Seconds that a process waits for the others before it raises an error.
 
     Raises:
-        ValueError: The variables that torchrun sets are incomplete or contradictory, the device does not support
-            several processes, or the timeout is not above 0.
-        RuntimeError: torch was built without distributed training, or the group was closed before.
+        ValueError: The variables that torchrun sets are incomplete, the device does not support several processes, or
+            the timeout is not above 0.
+        RuntimeError: The group was closed before.
 
     Example:
         >>> initialize_dist("cpu")
@@ -82,10 +79,15 @@ def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -
                 f"Create it with composer.distributed.initialize_dist({kind!r})."
             )
         return
-    _check_variables()
     if get_world_size() == 1:
         return
-    _check_can_start(kind)
+    if _closed:
+        raise RuntimeError(
+            "The process group was closed by close_dist() and cannot be created a second time. "
+            "Close it once, at the end of the program."
+        )
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='gpu' cannot be used here: there is no CUDA device. Use device='cpu'.")
     if kind == "cuda":  # before the group is created, because NCCL uses the current device of the process
         torch.cuda.set_device(device_of_process(device))
     waiting = datetime.timedelta(seconds=timeout)
@@ -210,34 +212,3 @@ def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
 
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     return {"store": PrefixStore(f"start {start}", store), "rank": rank, "world_size": world_size}
-
-
-def _check_variables() -> None:
-    """Raise an error before torch waits for processes that do not exist."""
-    given = {name for name in ("RANK", "WORLD_SIZE") if name in os.environ}
-    if len(given) == 1:
-        missing = ({"RANK", "WORLD_SIZE"} - given).pop()
-        raise ValueError(f"The environment has {given.pop()} but not {missing}. {_RULE}")
-    rank, world_size = get_global_rank(), get_world_size()
-    if rank >= world_size:
-        raise ValueError(f"RANK must be in [0, {world_size - 1}], as WORLD_SIZE={world_size}, got {rank}. {_RULE}")
-    missing_address = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if world_size > 1 and missing_address:
-        raise ValueError(
-            f"WORLD_SIZE={world_size}, but the environment lacks {' and '.join(missing_address)}: "
-            f"the processes connect to each other there. {_RULE}"
-        )
-
-
-def _check_can_start(kind: str) -> None:
-    if not is_available():
-        raise RuntimeError(
-            "WORLD_SIZE is above 1, but this torch was built without torch.distributed. Start one process."
-        )
-    if _closed:
-        raise RuntimeError(
-            "The process group was closed by close_dist() and cannot be created a second time. "
-            "Close it once, at the end of the program."
-        )
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='gpu' cannot be used here: there is no CUDA device. Use device='cpu'.")

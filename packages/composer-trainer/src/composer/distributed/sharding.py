@@ -12,7 +12,6 @@ import attrs
 import torch
 from attrs.validators import in_, instance_of
 from torch import Tensor, nn
-from torch.torch_version import TorchVersion
 
 from composer.core import Precision
 from composer.distributed.mesh import Settings, split_layers
@@ -100,22 +99,6 @@ class FSDPSettings(Settings):
         return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced)
 
 
-def check_replicas(settings: FSDPSettings | None, mesh: MeshSettings | None, device: torch.device) -> None:
-    """Raise an error for replicas of a sharded model on CPUs with torch 2.7, whose FSDP2 fails in the backward pass.
-
-    Raises:
-        ValueError: The settings describe such replicas.
-    """
-    if settings is None or device.type != "cpu" or TorchVersion(torch.__version__) >= "2.8":
-        return
-    title = "torch 2.7 cannot replicate a sharded model on CPUs. Install torch 2.8 or later, or"
-    if settings.device_mesh is not None and settings.device_mesh.ndim > 1:
-        raise ValueError(f"{title} leave out parallelism_config['fsdp']['device_mesh'], which has several dimensions.")
-    if mesh is not None and mesh.replicate > 1:
-        one = {"shard": mesh.data_degree} | ({"tp": mesh.tp} if mesh.tp > 1 else {})
-        raise ValueError(f"{title} set parallelism_config['mesh']={one}.")
-
-
 def shard(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
@@ -145,10 +128,8 @@ def shard(
         The names of the modules that are gathered one at a time.
 
     Raises:
-        ValueError: A layer or class that the settings name does not exist in the model; or a sharded model is to be
-            replicated on CPUs, with torch 2.7.
+        ValueError: A layer or class that the settings name does not exist in the model.
     """
-    check_replicas(settings, mesh, device)
     device_mesh = None if mesh is None else mesh.to_device_mesh(device)
     # A weight that another part of the model shares, as a tied embedding, belongs to the model as a whole.
     uses = _uses(model)
