@@ -808,5 +808,5 @@ class TestSeveralLabels:
         target = torch.tensor([0.5, 2.0, 3.0, 9.0]) if width == 1 else -torch.rand(4, 3)
 
         for metric in model.get_metrics(is_train=False).values():
-            with pytest.raises(ValueError, match="neither class ids nor probabilities: .* Use ComposerRegressor for"):
+            with pytest.raises(ValueError, match=r"neither class ids nor probabilities: .* Use ComposerRegressor for"):
                 model.update_metric((None, target.reshape(shape)), torch.rand(shape), metric)
