@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import doctest
 import gc
@@ -36,6 +37,7 @@ from composer.algorithms import (
     SAM,
     Alibi,
     BlurPool,
+    ChunkedCrossEntropy,
     GradientClipping,
     LabelSmoothing,
     MixUp,
@@ -625,6 +627,16 @@ class TestRefusals:
             composer_trainer(TrainingArguments)
         with pytest.raises(ValueError, match="trainer must not have algorithms yet, got ComposerTrainer"):
             composer_trainer(ComposerTrainer)
+
+    @pytest.mark.parametrize("config", [None, {"fused_linear_cross_entropy": False}])
+    def test_fused_losses_of_liger(self, tmp_path, config):
+        """Liger's fused loss does not call the head that ChunkedCrossEntropy has replaced; its other kernels do."""
+        case = Case(ChunkedCrossEntropy, "gpt2")
+        options = {"use_liger_kernel": True, "liger_kernel_config": config}
+
+        raises = pytest.raises(ValueError, match="use_liger_kernel must be False with ChunkedCrossEntropy")
+        with contextlib.nullcontext() if config else raises:
+            make_trainer(case, tmp_path, [ChunkedCrossEntropy()], **options)
 
 
 class TestDocumentation:

@@ -506,15 +506,22 @@ def _check_algorithms(trainer: ComposerTrainer) -> None:
 
 
 def _check_head(trainer: ComposerTrainer) -> None:
-    """Raise for a replaced head that TRL does not call."""
+    """Raise for a replaced head that TRL or Liger kernels do not call."""
     modules = [*trainer.model.modules()]
+    if not any(isinstance(module, cf.ChunkedHead) for module in modules):
+        return
     codes = [getattr(module.forward, "__code__", None) for module in modules]
-    skips_head = any("fused_lm_head" in code.co_varnames for code in codes if code is not None)
-    if skips_head and any(isinstance(module, cf.ChunkedHead) for module in modules):
+    if any("fused_lm_head" in code.co_varnames for code in codes if code is not None):
         name = next(one.__name__ for one in type(trainer).__mro__ if one.__module__.startswith("trl."))
         raise ValueError(
             f"ChunkedCrossEntropy cannot run in {name}, which computes its loss from the head's weight without calling "
             "the head. Remove it: TRL computes the logits in chunks itself, without a z-loss."
+        )
+    args = trainer.args
+    if args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy", True):
+        raise ValueError(
+            "use_liger_kernel must be False with ChunkedCrossEntropy, as its loss is computed from the head's weight "
+            'without calling the head; or pass liger_kernel_config={"fused_linear_cross_entropy": False}.'
         )
 
 
