@@ -10,16 +10,18 @@ from composer.core.saving.secrets import hide_secrets, is_secret_name, without_s
 
 SECRET = "auth key keys api_key X-Api-Key accessToken hf_token pwd jwt bearer header extraHeaders webhook hook secrets"
 ACRONYMS = "HFToken SSHKey DBPass token2 API_KEY_2 apiKey1"
+JOINED = "hftoken dbpass GITHUB_PAT sig connection_string connectionString passcode userpass sas_token DB_PW"
 PLAIN = "author monkey keyboard num_layers tokenizer input_key boxes_key eos_token load_ignore_keys hooked passes"
+OTHERS = "pattern path patience compass bypass significance sign sigma pin_memory dbpath connection"
 
 
-@pytest.mark.parametrize("name", [*SECRET.split(), *ACRONYMS.split()])
+@pytest.mark.parametrize("name", [*SECRET.split(), *ACRONYMS.split(), *JOINED.split()])
 def test_names_of_secrets(name):
     """Words within a name decide, in snake case, camel case, behind acronyms, before digits or with hyphens."""
     assert is_secret_name(name)
 
 
-@pytest.mark.parametrize("name", PLAIN.split())
+@pytest.mark.parametrize("name", [*PLAIN.split(), *OTHERS.split()])
 def test_other_names(name):
     """Parts of words, keys of a batch and special tokens are no secrets."""
     assert not is_secret_name(name)
@@ -41,6 +43,10 @@ def test_a_user_is_hidden_everywhere():
         ("{'token': 's3cr3t'}", "{'token': (hidden)}"),
         ("run with bearer s3cr3t", "run with bearer (hidden)"),
         ('{"run": "a.py --token s3cr3t"}', '{"run": "a.py --token (hidden)'),
+        ("clone with ghp_0123456789abcdefghij now", "clone with (hidden) now"),
+        ("hf_abcdefghijklmnopqrst", "(hidden)"),
+        ("sk-proj-abcdefghijklmnop, task-specific-head", "(hidden), task-specific-head"),
+        ("Server=x;Password=s3cr3t;User=me", "Server=x;Password=(hidden);User=me"),
         ("the token of a run: none", "the token of a run: none"),
     ],
 )

@@ -9,8 +9,10 @@ from typing import Any
 HIDDEN = "(hidden)"
 
 _SECRET = re.compile(
-    r"(^|_)(auth|keys?|tokens?|pwd|pass|hooks?|headers?|dsn)\d*(_|$)|(api|access|auth|private|secret|session)(key|token)"
-    r"|secret|passw|passphrase|webhook|credential|authori[sz]|authent|bearer|jwt|cookie|signature"
+    r"(^|_)(auth|keys?|tokens?|pwd|pass|pat|sig|sas|hooks?|headers?|dsn|conn(ection)?_?str(ing)?)\d*(_|$)"
+    r"|(api|access|auth|private|secret|session|hf|hub|github|gitlab|wandb|slack|bot)_?(key|token|pass|pat)"
+    r"|(db|user|root|admin|smtp|mysql|postgres|pg|redis|mongo|my|ssh)_?(pass|pwd|pw)(_|$)"
+    r"|secret|passw|passphrase|passcode|webhook|credential|authori[sz]|authent|bearer|jwt|cookie|signature"
 )
 # The places of a batch, patterns of names, and special tokens of tokenizers.
 _NO_SECRET = re.compile(
@@ -22,6 +24,10 @@ _USER = re.compile(r"(?<=://)(?:[^/\s@]*:\S*|[^/\s]*)@")
 _QUERY = re.compile(r"(://[^\s?#]*[?#])[^\s'\"]+")
 _HOOK = re.compile(r"(://[^\s/]*hook[^\s/]*/|://\S*/\w*hooks?/)[^\s'\"]+", re.IGNORECASE)
 _NAME = re.compile(r"(?<![\w-])(?:[\w-]+[\"']?\s*[=:]\s*|--[\w-]+\s+|bearer\s+)(?=\S)", re.IGNORECASE)
+_TOKEN = re.compile(  # of hubs, trackers and clouds, by the beginnings that they document
+    r"(?<![\w-])(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|sk_live_|rk_live_|xox[abprs]-|npm_|pypi-|AKIA|ASIA|AIza|eyJ[\w-]+\.eyJ)"
+    r"[\w.-]{12,}"
+)
 _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|(?:(?:bearer|basic)\s+)?[^\s,;&]+", re.IGNORECASE)
 
 
@@ -75,7 +81,7 @@ def hide_secrets(data: Any, name: object = "", *, is_secret: bool = False) -> An
         return type(data)(hide_secrets(value, is_secret=is_secret) for value in data)
     if is_secret and isinstance(data, (str, bytes)) and data:
         return HIDDEN
-    return _without_secret_pairs(without_secret_urls(data)) if isinstance(data, str) else data
+    return _without_secret_pairs(_TOKEN.sub(HIDDEN, without_secret_urls(data))) if isinstance(data, str) else data
 
 
 def _without_secret_pairs(text: str) -> str:
