@@ -20,7 +20,7 @@ from composer.core.interval import Call, checked_interval, only_when_due
 from composer.core.logger import Logger, LoggerDestination, Trace, check_state
 from composer.core.optimizers import Ownership
 from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
-from composer.core.plan import Entry, Plan, Subscription, check_function
+from composer.core.plan import Entry, Plan, Subscription
 from composer.core.planning import build_plan, overrides_match
 from composer.core.saving.components import ObservableList
 from composer.core.time import TimeUnit
@@ -135,7 +135,7 @@ class Engine:
 
         Raises:
             ValueError: There is no such event, or ``every`` could never be due there.
-            TypeError: ``function`` cannot be called with a state and a logger, or ``every`` is no length of time.
+            TypeError: ``function`` cannot be called, or ``every`` is no length of time.
             RuntimeError: The engine is closed.
 
         Example:
@@ -149,7 +149,8 @@ class Engine:
         """
         self.check_open()
         event = _event_of(event)
-        check_function(function)
+        if not callable(function):
+            raise TypeError(f"function must be a function f(state, logger), got {function!r}.")
         interval = None if every is None else checked_interval(every, event, "Engine.on")
         subscription = Subscription(event, function, interval, self._subscriptions)
         self._subscriptions.append(subscription)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import textwrap
 from collections.abc import Callable
@@ -112,27 +111,6 @@ class Subscription:
         """Stop calling the function, from the next event on. A second call does nothing."""
         if self in self._subscriptions:
             self._subscriptions.remove(self)
-
-
-def check_function(function: object) -> None:
-    """Raise a TypeError if something cannot be called with a state and a logger.
-
-    Example:
-        >>> check_function(lambda state: None)
-        Traceback (most recent call last):
-        TypeError: function must take (state, logger), but <lambda> takes (state).
-    """
-    if not callable(function):
-        raise TypeError(f"function must be a function f(state, logger), got {function!r}.")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions written in C have no signature
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        name = getattr(function, "__qualname__", repr(function))
-        raise TypeError(f"function must take (state, logger), but {name} takes {signature}.") from None
 
 
 @attrs.frozen

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composer.core import Precision, State, get_precision_context
-from composer.core.checks import caller_level
+from composer.core.checks import caller_level, shortened
 from composer.core.evaluator import has_modes
 from composer.core.optimizers import unwrapped, wants_closure
 from composer.optim import DecoupledSGDW
-from composer.trainer.tools.components import check_components
 
 
 def move_state(optimizer: Optimizer) -> None:
@@ -171,7 +170,11 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     owned = {id(parameter) for parameter in model.parameters()}
     owners: dict[int, Optimizer] = {}
     for optimizer in optimizers:
-        check_components("optimizers", optimizer)
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                "optimizers must be torch.optim.Optimizer objects, such as AdamW(model.parameters()), got "
+                f"{shortened(optimizer)}."
+            )
         for group in optimizer.param_groups:  # a checkpoint has plain data only, and OmegaConf's lists are none
             others = {name: value for name, value in group.items() if not isinstance(value, (list, tuple, str))}
             group |= {name: tuple(value) for name, value in others.items() if isinstance(value, Sequence)}

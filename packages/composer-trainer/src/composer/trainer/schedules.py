@@ -14,12 +14,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from composer.core import State, Time, TimeUnit
-from composer.core.checks import as_list, caller_level, is_flag, own_arguments
+from composer.core.checks import as_list, caller_level, is_flag, own_arguments, shortened
 from composer.core.saving.codec import Record
 from composer.functional.checks import check_interval
 from composer.optim import ComposerScheduler, WarmupStableDecayScheduler, compile_composer_scheduler
 from composer.optim.clock import ClockLR, WarmsUp
-from composer.trainer.tools.components import check_components
 
 SchedulerLike: TypeAlias = LRScheduler | ComposerScheduler
 
@@ -88,7 +87,11 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
             raise TypeError(
                 "schedulers cannot hold ReduceLROnPlateau, which needs a metric at each step; use it in a Callback."
             )
-        check_components("schedulers", scheduler)
+        if isinstance(scheduler, type) or not (isinstance(scheduler, LRScheduler) or callable(scheduler)):
+            raise TypeError(
+                "schedulers must be torch schedulers or functions f(state, ssr), such as CosineAnnealingScheduler(), "
+                f"got {shortened(scheduler)}."
+            )
     return given
 
 

@@ -39,7 +39,6 @@ from composer.trainer.reproducibility import choose_seed, seed_all
 from composer.trainer.schedules import TrainingSchedule, check_optimizers_of
 from composer.trainer.settings.checkpoints import Loading, Saving
 from composer.trainer.settings.compute import Compute
-from composer.trainer.tools.components import check_components
 
 
 def _check_profiler(name: str, profiler: object) -> None:
@@ -190,8 +189,6 @@ class Settings:
         """
         model, parallel, labels = self.components.model, self.processes.parallel, self.evaluations.labels()
         optimizers, callbacks = as_list(self.components.optimizers), as_list(self.components.callbacks)
-        for argument in ("algorithms", "callbacks", "loggers"):
-            check_components(argument, getattr(self.components, argument))
         if self.data.spec is not None:
             check_trainable(model)
             self.data.check_end(self.schedule.max_duration)
