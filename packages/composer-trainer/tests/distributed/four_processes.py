@@ -178,16 +178,16 @@ class Announcing:
 
 
 class StatefulLoader:
-    """Saves its position; at the end of the samples it begins again with the next epoch."""
+    """Saves its position, which is the end of the samples until the end is asked for."""
 
     def __init__(self, batches):
         self.batches, self.position = batches, 0
 
     def __iter__(self):
-        self.position %= len(self.batches)
         while self.position < len(self.batches):
             self.position += 1
             yield torch.tensor(self.batches[self.position - 1])
+        self.position = 0
 
     def state_dict(self):
         return {"position": self.position}
@@ -197,7 +197,7 @@ class StatefulLoader:
 
 
 class SizedStatefulLoader(StatefulLoader):
-    """The same, with its length, which shows that an epoch may be over before the next one begins."""
+    """The same, with its length, which other processes may exceed."""
 
     def __len__(self):
         return len(self.batches)
