@@ -39,7 +39,6 @@ from composer.trainer.resume.contract import (
     create_generators,
     load_objects,
     save_objects,
-    takes_position,
 )
 
 if TYPE_CHECKING:
@@ -231,12 +230,11 @@ class Batches:
             as_sampler=self._order.as_sampler,
         )
 
-    def load(self, saved: SavedPlace, samples: int | None = None, generators: Iterable[str] = ()) -> None:
+    def load(self, saved: SavedPlace, generators: Iterable[str] = ()) -> None:
         """Restore a saved place. Batches before it that have to be loaded are loaded now.
 
         Args:
             saved: What :meth:`save` returned.
-            samples: The number of samples in the batches before the place, if it is known.
             generators: The paths of further generators with a saved state; see :func:`create_generators`.
         """
         self.rewind(saved.epoch)
@@ -250,10 +248,7 @@ class Batches:
         load_objects(saved.objects, self.objects.replayed)
         if position.place:
             _warn_of_any_order(self._loader)
-        counted = self._find_next(saved)
-        if position.place:
-            here = counted if self.spec.batch_transforms is None else None  # which may change the number
-            self.place_reader.warn_of_other_samples(saved, position.num_batches, samples, here)
+        self._find_next(saved)
 
     def _load_and_discard(self) -> None:
         """Load the first batch of the epoch, unless the loader is an iterator, of which it would be missing."""
@@ -261,40 +256,32 @@ class Batches:
             for batch in itertools.islice(self._order.begin(self._epoch), 1):
                 self._prepared(batch)
 
-    def _find_next(self, saved: SavedPlace) -> int | None:
-        """Let the place in the loader be the next batch; return the number of samples before it, if they are counted.
+    def _find_next(self, saved: SavedPlace) -> None:
+        """Let the place in the loader be the next batch.
 
         - A loader that saves itself loads its own state.
         - Between two epochs, the next one begins when its first batch is asked for.
         - Within an epoch, batches of a list or keys of a sampler are skipped.
         - All other loaders load the batches before the place again or, without ``spin``, begin the epoch again.
         """
+        position = self.position
         if isinstance(self._order, StatefulOrder) and saved.loader is not None:
             self._order.load(saved.loader)
             # This process has no own batches left: in_step takes a copy of another process's, which does not count.
             # Iterated over, a loader at the end of its data may begin again.
             if saved.has_ended:
                 self._continue_with(iter(()))
-        elif self.position.place:
-            _warn_of_other_kind(self._loader, saved)
-            if self._order.skips:
-                return self._skip(saved)
-            if self.spin:
-                return self._replay()
-            self.position.move_to(0)
-        return None
+        elif self._order.skips:
+            if position.place and position.data_end is None:  # only the sampler of the user, or a stream, can show it
+                self._continue_with(self._begin(position.place))
+            self.place_reader.warn_of_other_order(saved, position.place)
+        elif position.place and self.spin:
+            self._replay()
+        else:
+            position.move_to(0)
 
-    def _skip(self, saved: SavedPlace) -> int | None:
-        """Skip the batches before the place, and return their number of samples; None if it is not counted."""
-        position, loader = self.position, self._loader
-        if position.data_end is None:  # only the sampler of the user, or a stream, can show it
-            self._continue_with(self._begin(position.place))
-        self.place_reader.warn_of_other_order(saved, position.place)
-        is_list = isinstance(loader, (list, tuple))
-        return sum(map(self._count_samples, loader[: position.num_batches])) if is_list else None
-
-    def _replay(self) -> int:
-        """Load the batches before the place again, and return their number of samples."""
+    def _replay(self) -> None:
+        """Load the batches before the place again."""
         done = self.position.num_batches
         warnings.warn(
             f"train_dataloader cannot begin in the middle of an epoch: its first {done} batches are loaded again. The "
@@ -305,16 +292,10 @@ class Batches:
         )
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
 
-        batches, last, samples = self._begin(), END, 0
-        for last in tqdm(itertools.islice(batches, done), desc="loading to the resume point", total=done):
-            samples += self._count_samples(last)
+        batches, last = self._begin(), END
+        for batch in tqdm(itertools.islice(batches, done), desc="loading to the resume point", total=done):
+            last = batch
         self._continue_with(batches, last)
-        return samples
-
-    def _count_samples(self, batch: Batch) -> int:
-        """Return the number of samples in a batch of the loader; 0 if it is None, or counted after its transforms."""
-        is_counted = batch is not None and self.spec.batch_transforms is None
-        return self.spec.get_num_samples_in_batch(batch) if is_counted else 0
 
     def _begin(self, place: int = 0) -> Iterator[Batch]:
         """Return the loader's batches of the epoch from a place on."""
@@ -402,16 +383,6 @@ def _warn_of_workers(loader: Any, order: DataOrder) -> None:
             f"set_epoch() of the data set does not reach the workers of this {type(loader).__name__}, which keep their "
             "copies for all epochs, so that each epoch has the same order. Give it persistent_workers=False.",
             stacklevel=4,
-        )
-
-
-def _warn_of_other_kind(loader: Any, saved: SavedPlace) -> None:
-    """Warn, within an epoch, if a place was saved with the own state of a loader, and this one cannot load it."""
-    if saved.loader is not None and not takes_position(getattr(loader, "dataset", None)):
-        warnings.warn(
-            "train_dataloader saved its own state before the run stopped, and this one has no load_state_dict(), so "
-            "some samples of this epoch may come twice and others not at all. Give the same kind of loader.",
-            stacklevel=3,
         )
 
 

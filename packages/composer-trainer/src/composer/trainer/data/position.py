@@ -195,23 +195,6 @@ class PlaceReader:
         problem = f"data: {done} batches of the epoch were done, and train_dataloader has {length}."
         return [f"{problem} Is it the same data, with the same batch size?"]
 
-    def warn_of_other_samples(self, saved: SavedPlace, num_batches: int, before: int | None, here: int | None) -> None:
-        """Warn if the batches before a place have another number of samples than before.
-
-        Args:
-            saved: The place.
-            num_batches: The number of batches before it.
-            before: The number of samples in these batches when it was saved, if it is known.
-            here: The same number in this data.
-        """
-        if None not in (before, here) and before != here and not self.is_of_same_order(saved):
-            warnings.warn(
-                f"train_dataloader had {before} samples in the first {num_batches} batches when the run stopped in an "
-                f"epoch, and has {here}, so some samples of this epoch may come twice and others not at all. Is it the "
-                "same data, with the same batch size and number of workers?",
-                stacklevel=3,
-            )
-
     def warn_of_other_order(self, saved: SavedPlace, place: int) -> None:
         """Warn if the order of the current epoch up to a place differs from that of a saved place, if it is known."""
         if saved.order not in (None, self._order.fingerprint(place)):

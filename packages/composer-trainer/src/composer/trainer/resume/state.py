@@ -466,10 +466,8 @@ class ResumeState:
         if saved.microbatch_size is not None and state.auto_microbatching:
             state.device_train_microbatch_size = saved.microbatch_size
         if batches is not None and place is not None:
-            clock = state.timestamp
-            counts_all = get_world_size() == 1 and clock.batch_in_epoch == place.place
             generators = saved.processes[get_global_rank()].objects.generators if saved.has_same_processes() else ()
-            batches.load(place, int(clock.sample_in_epoch) if counts_all else None, generators)
+            batches.load(place, generators)
         if saved.has_same_processes():
             this_process = saved.processes[get_global_rank()]
             load_metrics(state.train_metrics, this_process.metrics, state.device)
