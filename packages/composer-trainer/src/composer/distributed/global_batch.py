@@ -5,21 +5,14 @@ such as samples. For the mean over the elements of all processes, each must mult
 
     its weight = its elements / the mean number of elements of all processes.
 
-The number of all elements is known in one of three ways, of which none waits for a device. As examples, shares of 3 and
-5 samples, which have a mean of 4:
+The number of all elements is known in one of three ways, of which none waits for a device. As an example, two shares
+have 3 and 5 samples, which have a mean of 4:
 
-==================================  ==================================  ===========  ==============
-the number                          the weight waits for                weights      the correction
-==================================  ==================================  ===========  ==============
-is exchanged between the hosts      the exchange                        3/4 and 5/4  1
-is *usual*: 5 in nearly all shares  nothing                             3/5 and 5/5  5/4
-is counted by the model (*terms*)   nothing: it is summed and stays on  3/4 and 5/4  1
-                                    the device, as do the weights
-==================================  ==================================  ===========  ==============
-
-Waiting for the exchange would stop the host before each forward pass. A usual number is therefore assumed at once, and
-:meth:`BatchWeights.correction` corrects gradients and losses when the exchange has shown the actual one. Terms are, for
-example, labels that are not ignored; to read their number, the host would have to wait for the device.
+- The hosts exchange it. The weights 3/4 and 5/4 wait for the exchange, and so does the forward pass.
+- It is *usual*: nearly all shares have 5. The weights 3/5 and 5/5 wait for nothing, and
+  :meth:`BatchWeights.correction` multiplies gradients and losses by 5/4 when the exchange has shown the actual number.
+- The model counts its *terms*, such as labels that are not ignored. Their number is summed on the device, where it
+  stays, as do the weights 3/4 and 5/4. To read it, the host would have to wait for the device.
 
 The counts of one process are a :class:`BatchShare`, and so are the totals of all processes, whose type is named
 ``GlobalBatch``. ``Parallelism`` owns a :class:`CountExchange` if there are several processes. Its ``begin_batch``

@@ -82,7 +82,7 @@ def _train_batches(run: Run) -> None:
         state.microbatch = -1
         event("before_dataloader")
         if not run.next_batch():
-            break  # the end of a loader without a length shows only here
+            break  # the end of a stream shows only here
         step.begin_batch(state.batch)  # after_dataloader, batch_start
         run.optimization.step(run.gradients.compute)  # before_train_batch to after_train_batch
         run.log_batch()  # before it is counted, so that its losses have its own number

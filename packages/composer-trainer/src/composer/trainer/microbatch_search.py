@@ -1,0 +1,154 @@
+"""The search for the largest microbatches that fit into memory, for ``device_train_microbatch_size="auto"``."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from composer.core.saving.randomness import global_rng_states
+from composer.core.step import Step, is_out_of_memory
+from composer.distributed import all_reduce_min
+from composer.functional.dtensors import without_repeats
+from composer.trainer.evaluation.metrics import load_metrics, save_metrics
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.distributed import Parallelism
+
+_log = logging.getLogger(__name__)
+
+_NO_LIMIT = 2**31
+
+
+def what_needs_whole_batch(model: nn.Module, microbatch_size: int) -> str:
+    """Return what is known of a model by which microbatches do not give the step of the batch; empty for nothing.
+
+    Example:
+        >>> what_needs_whole_batch(torch.nn.BatchNorm1d(4), 8)
+        '1 of its layers normalizes by the samples of a microbatch (BatchNorm1d)'
+    """
+    if getattr(model, "loss_needs_whole_batch", False):
+        return f"the loss of {type(model).__name__} is no mean over samples (its loss_needs_whole_batch is True)"
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.training]
+    # Ghost batches are the same if no microbatch divides one.
+    layers = [layer for layer in layers if microbatch_size % getattr(layer, "ghost_batch_size", microbatch_size + 1)]
+    verb = "normalizes" if len(layers) == 1 else "normalize"
+    kind = layers and type(layers[0]).__name__
+    return f"{len(layers)} of its layers {verb} by the samples of a microbatch ({kind})" if layers else ""
+
+
+class MicrobatchSearch:
+    """Computes a batch's gradients in microbatches that fit into memory.
+
+    After an out-of-memory error the size is halved and the batch is computed again. Buffers such as those of batch
+    norm, the training metrics and the generators are restored first, so that a trial has no effect. Algorithms and
+    callbacks run again at ``BEFORE_TRAIN_BATCH`` to ``AFTER_LOSS``.
+
+    Args:
+        state: Its ``device_train_microbatch_size`` is set to the size found.
+        parallel: Runs the model in all processes. Several processes search once, for the first batch, each by itself,
+            and use the smallest size. If a process runs out of memory later, the others time out.
+        step: Computes the gradients.
+    """
+
+    def __init__(self, state: State, parallel: Parallelism, step: Step) -> None:
+        self._state, self._parallel, self._step = state, parallel, step
+        self._is_found = False
+
+    def compute_gradients(self, num_samples: int) -> Tensor:
+        """Compute the gradients of a batch, split into microbatches of the largest size that fits; return its loss.
+
+        Raises:
+            RuntimeError: A single sample does not fit.
+        """
+        state, step, is_alone = self._state, self._step, not self._parallel.is_connected
+        # Each trial exchanges a number between the processes, which is too slow for every batch.
+        if self._is_found and not is_alone:
+            return step.compute_gradients()
+        before = _BeforeTrial(state, step)
+        while True:
+            tried = min(state.device_train_microbatch_size or num_samples, num_samples)
+            failure = self._try()
+            fits = bool(all_reduce_min(failure is None))
+            # The gradients of a trial are those of the batch, but several processes have not summed them yet.
+            if fits and is_alone:
+                return step.total
+            before.restore(state, step)
+            if fits:
+                self._is_found = True
+                return step.compute_gradients()
+            state.device_train_microbatch_size = self._next_size(tried, failure)
+            del failure
+            for optimizer in state.optimizers:
+                optimizer.zero_grad()
+            # Tensors in cycles of references are freed only by the collector.
+            gc.collect()
+            if state.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _try(self) -> RuntimeError | None:
+        """Compute the gradients in the current size, and return the error if there is not enough memory."""
+        # Gradients of a trial are not synchronized, and are discarded.
+        self._parallel.is_trial = self._parallel.is_connected
+        try:
+            self._step.compute_gradients()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            # The traceback refers to the frames, and these to the tensors that fill the memory.
+            return error.with_traceback(None)
+        finally:
+            self._parallel.is_trial = False
+        return None
+
+    def _next_size(self, tried: int, failure: RuntimeError | None) -> int:
+        """Return the size to try after one that does not fit in all processes; all of them must call it.
+
+        Raises:
+            RuntimeError: A single sample does not fit, or microbatches do not give the step of the batch.
+        """
+        # A process in which a single sample does not fit sends 0, so that all raise the error. One in which the batch
+        # fits, perhaps a smaller one, does not limit the others.
+        size = all_reduce_min(_NO_LIMIT if failure is None else (tried + 1) // 2 if tried > 1 else 0)
+        if size and (reason := what_needs_whole_batch(self._state.model, size)):
+            raise RuntimeError(
+                f"device_train_microbatch_size='auto' does not split batches where the step would be another one: "
+                f"{tried} samples do not fit into memory, and {reason}. Set a number to split them nevertheless."
+            ) from failure
+        if not size:
+            raise RuntimeError(
+                "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
+                f"'{self._state.device}' has left. Use a smaller model or input, or activation checkpointing."
+            ) from failure
+        _log.info("%d samples do not fit into the memory of '%s': trying %d.", tried, self._state.device, size)
+        return size
+
+
+class _BeforeTrial:
+    """The state that computing gradients changes besides the gradients."""
+
+    def __init__(self, state: State, step: Step) -> None:
+        # The metrics use the outputs of the first computation of a step, which the next trial is again.
+        self._batch, self._times_computed = state.batch, step.times_computed
+        self._buffers = [(one := without_repeats(buffer), one.detach().clone()) for buffer in state.model.buffers()]
+        self._draws = global_rng_states(state.device)
+        self._metrics = save_metrics(state.train_metrics)
+
+    def restore(self, state: State, step: Step) -> None:
+        state.outputs = state.loss = None
+        state.batch, step.times_computed = self._batch, self._times_computed
+        state.restart_draws()
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+        for set_state, before in self._draws:
+            set_state(before)
+        load_metrics(state.train_metrics, self._metrics, state.device)
+        if state.scaler is not None:
+            # An update with the current scale resets that the gradients of the trial were unscaled.
+            state.scaler.update(state.scaler.scale(torch.ones((), device=state.device)))
