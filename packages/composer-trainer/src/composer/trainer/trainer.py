@@ -353,7 +353,6 @@ class Trainer(Assembly):
     def _train(self, run: Run) -> tuple[Mapping[str, torch.Tensor], str]:
         # torchrun sends a SIGTERM to the other processes when one has exited.
         with self._stopped_by(run.signals):
-            self._resume_state.resume()
             train(run)
             losses, reason = run.losses, reason_of_end(run)
             self._report_interruption(reason, run)

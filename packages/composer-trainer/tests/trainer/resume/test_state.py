@@ -477,8 +477,7 @@ def test_generators_are_restored():
     expected = data.generator.random()
 
     resumed = make_run(other)._resume_state
-    resumed.load(saved, "runs/ba1")
-    resumed.resume()
+    resumed.restore_run(saved, "runs/ba1")
     resumed.begin()
 
     assert other.generator.random() == expected

@@ -8,7 +8,7 @@ as the run's.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from composer.core.checks import nearest, shortened
 from composer.core.optimizers import held_parameters, unwrapped
-from composer.core.saving.codec import NotSerializableError, Record, is_number, plain, read
+from composer.core.saving.codec import NotSerializableError, Record, plain, read
 from composer.core.saving.components import by_key
 from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, shard_like, without_repeats
@@ -235,34 +235,6 @@ def _check_sharded(path: str, held: Mapping[Any, Any], parameter: Any) -> None:
             )
 
 
-def check_settings(path: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    """Return which saved settings have another type than those of an optimizer, scheduler or scaler.
-
-    Example:
-        >>> check_settings("SGD", {"lr": 0.1, "foreach": None}, {"lr": "x", "foreach": True})
-        ["SGD.lr: must be like 0.1, got 'x'."]
-    """
-    return [
-        f"{path}.{name}: must be like {shortened(value)}, got {shortened(saved[name])}."
-        for name, value in own.items()
-        if _has_other_type(value, saved.get(name))
-    ]
-
-
-def _has_other_type(own: Any, saved: Any) -> bool:
-    # None is the default of many settings, in place of a value of any type.
-    if own is None or saved is None:
-        return False
-    if isinstance(own, (list, tuple)):
-        if not isinstance(saved, (list, tuple)):
-            return True
-        # Each saved item must be like one of the own items, unless there are none to compare with.
-        return bool(own) and any(all(_has_other_type(own_item, item) for own_item in own) for item in saved)
-    if is_number(own):
-        return not is_number(saved) and not isinstance(saved, Tensor)
-    return isinstance(own, str) and not isinstance(saved, str)
-
-
 def _check_params(_: object, __: object, groups: list[dict[str, Any]]) -> None:
     for group in groups:
         params = group.get("params")
@@ -294,10 +266,6 @@ def check_optimizers(
             wrong.append(str(error))
             continue
         groups = record.param_groups
-        if len(groups) == len(optimizer.param_groups):
-            for index, (own_group, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-                own_settings = {name: value for name, value in own_group.items() if name != "params"}
-                wrong += check_settings(f"optimizers.{key}.param_groups[{index}]", own_settings, group)
         own_names, added = _parameter_names(model, optimizer), _added_groups(model, optimizer, groups)
         known = first_names(model) if added and model is not None else {}
         if unknown := [name for group in added for name in group["params"] if name not in known]:
@@ -335,25 +303,17 @@ def _compare_groups(path: str, own: list[list[str]], saved: list[dict[str, Any]]
     return missing, unexpected
 
 
-def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]) -> Callable[[], None]:
+def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]) -> None:
     """Load saved states into optimizers, for the parameters that both have; tensors are not copied.
 
     Groups that were added in training are added again. The settings of the groups, such as learning rates, are loaded
     if the number of groups is that of the saved ones.
 
-    Returns:
-        What restores the former states and settings. It relies on ``load_state_dict`` to replace ``state`` and
-        ``param_groups`` by new ones, as torch's own does.
-
     Raises:
-        ValueError: An optimizer cannot load its state, as its own method finds out; the former states are restored.
+        ValueError: An optimizer cannot load its state, as its own method finds out. All get their former ``state`` and
+            ``param_groups`` back, in place of which ``load_state_dict`` has set new ones.
     """
     former: list[tuple[Optimizer, Any, Any]] = []
-
-    def undo() -> None:
-        for optimizer, state, groups in former:
-            optimizer.state, optimizer.param_groups = state, groups
-
     for key, optimizer in by_key(map(unwrapped, optimizers)).items():
         if key in saved:
             former.append((optimizer, optimizer.state, [*optimizer.param_groups]))
@@ -361,13 +321,13 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
                 _add_groups(model, optimizer, saved[key]["param_groups"])
                 _load_named_state(_named_parameters(model, optimizer), optimizer, saved[key])
             except Exception as error:
-                undo()
+                for changed, state, groups in former:
+                    changed.state, changed.param_groups = state, groups
                 # This is a limit of the machine, and not an error in the saved state.
                 if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
                     raise
                 reason = f"{type(error).__name__}: {error}"
                 raise ValueError(f"optimizers.{key} cannot load its saved state ({reason}).") from error
-    return undo
 
 
 def _add_groups(model: Any, optimizer: Optimizer, saved: Sequence[dict[str, Any]]) -> None:

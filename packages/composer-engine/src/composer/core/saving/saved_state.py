@@ -7,7 +7,6 @@ because only then their layers can be compared. :func:`apply` then loads.
 
 from __future__ import annotations
 
-import contextlib
 import types
 import warnings
 from collections import Counter
@@ -412,11 +411,10 @@ def _compare_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, A
 
 
 def _compare_scheduler(path: str, scheduler: Any, saved: SchedulerRecord, findings: _Findings) -> None:
-    """Compare the fields of a scheduler, which loads any state: by their names and the kinds of their values."""
+    """Compare the names of the fields of a scheduler, which loads any state."""
     own = scheduler.state_dict()
     unexpected = [name for name in saved.state if name not in own]
     findings.unexpected += [f"{path}.{name} is saved, and this scheduler has no such field." for name in unexpected]
-    findings.problems += model_state.check_settings(path, own, saved.state)
 
 
 def _compare_component(path: str, component: Any, saved: CallbackRecord, findings: _Findings) -> None:
@@ -452,8 +450,7 @@ def _compare_scaler(state: SavableState, saved: Any, findings: _Findings) -> Non
         findings.missing.append("scaler: none was saved, and the loss scale starts from its initial value.")
     elif own is not None and saved is not None:
         expected, got = sorted(own), sorted(map(str, saved))
-        problems = model_state.check_settings("scaler", own, saved)
-        findings.problems += problems if expected == got else [f"scaler: must hold {expected}, got {got}."]
+        findings.problems += [] if expected == got else [f"scaler: must hold {expected}, got {got}."]
         findings.restored.append("scaler")
 
 
@@ -497,19 +494,17 @@ def apply(state: SavableState, saved: Mapping[str, Any], report: LoadReport) -> 
         StateMismatchError: ``load_state_dict`` of an optimizer rejects its state.
     """
     loaded: list[str] = []
-    with contextlib.ExitStack() as on_error:
-        if "optimizers" in saved:
-            try:
-                undo = model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
-            except ValueError as error:
-                raise StateMismatchError([str(error)]) from error
-            on_error.callback(undo)  # in case that a component raises an error
-        for kind in _RECORDS:
-            saved_states = {record["key"]: record["state"] for record in saved.get(kind, ())}
-            for key, component in _components(state, kind).items() if saved_states else ():
-                if key in saved_states:
-                    _load_component(kind, key, component, saved_states[key], loaded)
-        on_error.pop_all()
+    if "optimizers" in saved:
+        try:
+            model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
+        except ValueError as error:
+            raise StateMismatchError([str(error)]) from error
+        loaded.append("optimizers")
+    for kind in _RECORDS:
+        saved_states = {record["key"]: record["state"] for record in saved.get(kind, ())}
+        for key, component in _components(state, kind).items() if saved_states else ():
+            if key in saved_states:
+                _load_component(kind, key, component, saved_states[key], loaded)
     if state.scaler is not None and saved.get("scaler"):
         state.scaler.load_state_dict(saved["scaler"])
     if "model" in saved:

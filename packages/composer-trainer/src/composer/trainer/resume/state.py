@@ -1,29 +1,16 @@
 """The data of an exact resume that is not in the state: the place in the data, metrics, generators, and given objects.
 
 A checkpoint contains it as ``extra``: values of the run (``_Saved``), and a record for each process (``_OfProcess``).
-:class:`ResumeState` lives as long as the Trainer. For a save, :meth:`~ResumeState.data_to_save` first makes the
-processes equal where a checkpoint has one value for all, and then :meth:`~ResumeState.to_data` collects the data.
-Loaded data takes effect in these steps, while the clock is part of the state, and has been loaded with it:
+:class:`ResumeState` lives as long as the Trainer. Its ``to_data`` returns all that is saved. Loaded data is compared by
+``check`` before anything is loaded, and restored in two phases, as only ``fit`` may have the training data: by
+``restore_run`` in the constructor, and by ``begin`` immediately before the first batch. In between, a save contains the
+loaded data.
 
-=================================  =====================================  ==========================================
-step                               when                                   which fields
-=================================  =====================================  ==========================================
-:meth:`~ResumeState.check`         before anything is loaded              all are compared with the run
-:meth:`~ResumeState.load`          after the state was loaded             ``loggers``, ``cooldown``, ``interrupted``,
-                                                                          ``requires_grad``; ``optimizers`` are compared
-                                                                          for a warning
-:meth:`~ResumeState.check_data`    in ``fit``, with its data              the place in ``data`` is compared again
-:meth:`~ResumeState.resume`        before ``FIT_START``                   ``clock_before``, ``data``, ``metrics``,
-                                                                          ``microbatch_size``, ``skipped_steps``
-:meth:`~ResumeState.begin`         immediately before the first batch     ``training``, ``objects``, then ``rng``
-=================================  =====================================  ==========================================
+Exactly as many processes as saved it (``world_size``), with the same mesh (``tensor_parallel``), resume exactly. Others
+restore what does not depend on them: the place in an order that all processes share; draws differ.
 
-Between ``load`` and ``resume``, a save contains the loaded data, as only ``fit`` may have the training data. Exactly
-as many processes as saved it (``world_size``), with the same mesh (``tensor_parallel``), resume exactly. Others restore
-what does not depend on them, such as the place in an order that all processes share; draws differ.
-
-To save something more, add it to ``to_data`` and to ``_Saved`` or ``_OfProcess``, check its value in ``check`` if types
-are not enough, and restore it in ``resume`` or ``begin``.
+To save something more, add it to ``to_data`` and to ``_Saved`` or ``_OfProcess``, by whose types it is checked, and
+restore it in one of the phases.
 """
 
 from __future__ import annotations
@@ -62,7 +49,7 @@ from composer.trainer.schedules import Cooldown  # noqa: TC001  (the type of a f
 from composer.trainer.tools.hyperparameters import plain_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from torch.optim import Optimizer
 
@@ -131,14 +118,18 @@ class _Saved(Record):
         """Return whether as many processes saved as there are now, with the same samples in each."""
         return (self.world_size, self.tensor_parallel) == (get_world_size(), get_tensor_parallel_size())
 
+    def of_this_process(self) -> _OfProcess | None:
+        """Return what this process has saved; None if other processes saved."""
+        return self.processes[get_global_rank()] if self.has_same_processes() else None
+
     def place_to_continue(self, loader: Any = None) -> SavedPlace | None:
         """Return the place in the data to continue at; None if there is none.
 
         It is that of this process, or in another number of processes that of rank 0, without what belongs to a process.
         The state of a loader does, unless its data set takes its position, which counts the samples of all processes.
         """
-        if self.has_same_processes():
-            return self.processes[get_global_rank()].data
+        if (own := self.of_this_process()) is not None:
+            return own.data
         place = self.processes[0].data
         of_all = contract.takes_position(getattr(loader, "dataset", None))
         return place and attrs.evolve(
@@ -187,9 +178,6 @@ class _GivenObjects:
             )
         contract.load_objects(saved, self._others(), self._components())
 
-    def _load_first(self, loader: Any) -> None:
-        next(make_order(loader, self._state.rank_zero_seed).begin(0), None)
-
     def is_ignored(self, path: str, ignored: Collection[str]) -> bool:
         """Return whether an attribute, such as ``"callbacks.Mine.generator"``, is one of an ignored component."""
         owners = [name for name in self._components() if path.startswith(f"{name}.")]
@@ -237,7 +225,7 @@ class _GivenObjects:
 
 
 class ResumeState:
-    """Saves and restores the data of an exact resume that is not in the state, in the steps that the module states.
+    """Saves and restores the data of an exact resume that is not in the state, in the phases that the module states.
 
     Each saver among the callbacks, also one that is added later, saves this data with the state.
 
@@ -262,8 +250,7 @@ class ResumeState:
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self.interrupted: dict[Event, list[str]] = {}
         self.cooldown: Cooldown | None = None
-        self._loaded: _Loaded | None = None  # from load() until resume()
-        self._restore_last: Callable[[], None] | None = None  # from resume() until begin()
+        self._loaded: _Loaded | None = None  # from restore_run() until begin()
         self._is_training = False  # from begin() until end()
         self._attach_to_savers()
         state.on_components_change(self._attach_to_savers)
@@ -290,7 +277,9 @@ class ResumeState:
         return self.to_data()
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data and tensors; all processes must call it."""
+        """Return all that is saved, as plain data and tensors; all processes must call it."""
+        if self._loaded is not None:
+            return plain(self._loaded.saved, "extra")  # type: ignore[no-any-return]
         state, batches = self._state, self._data.batches
         this_process = _OfProcess(
             data=None if batches is None else batches.save(),
@@ -301,12 +290,6 @@ class ResumeState:
         )
         # Another process would unpickle a tensor on the device that it has here, and so occupy each GPU of the host.
         processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, plain(this_process, "extra")))
-        if self._loaded is not None:
-            # Until resume(), the data of the run is the loaded one. Loggers have continued already.
-            loaded: dict[str, Any] = plain(self._loaded.saved, "extra")
-            for rank, process in enumerate(loaded["processes"]):
-                process["loggers"] = processes[rank]["loggers"] if rank < len(processes) else {}
-            return loaded
         saved = _Saved(
             clock_before=state.previous_timestamp,
             interrupted=self._undone(),
@@ -351,8 +334,6 @@ class ResumeState:
     def check(self, saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
         """Return the problems of saved data; none if a run can continue from it.
 
-        Each process checks the entries of all, so that all processes reject a checkpoint, or none.
-
         Args:
             saved: The data of :meth:`to_data`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
@@ -371,17 +352,8 @@ class ResumeState:
         world_size = record.world_size
         if world_size % record.tensor_parallel or len(record.processes) != world_size:
             return [f"extra.processes must have an entry for each of world_size={world_size} processes."]
-        paths = {f"extra.processes[{rank}]": process for rank, process in enumerate(record.processes)}
-        problems = [problem for path, process in paths.items() for problem in self._check_process(process, path)]
-        if problems or "timestamp" in ignored:
-            return problems
-        if record.has_same_processes():
-            problems += [
-                f"{path}.metrics.{problem}"
-                for path, process in paths.items()
-                for problem in check_metrics(self._state.train_metrics, process.metrics)
-            ]
-        return problems + _problems_of_place(record, self._data.batches)
+        problems = self._check_process(record, is_continued="timestamp" not in ignored)
+        return problems if problems or "timestamp" in ignored else _problems_of_place(record, self._data.batches)
 
     def check_data(self, batches: Batches | None) -> None:
         """Raise an error if the batches of a ``fit`` do not have the place of the loaded data.
@@ -393,8 +365,11 @@ class ResumeState:
             if loaded is not None and (problems := _problems_of_place(loaded.saved, batches)):
                 raise CheckpointMismatchError(loaded.path, problems)
 
-    def _check_process(self, process: _OfProcess, path: str) -> list[str]:
-        problems = []
+    def _check_process(self, saved: _Saved, *, is_continued: bool) -> list[str]:
+        """Return the problems of what this process has saved, or of what the first one has, if others saved."""
+        own, problems = saved.of_this_process(), list[str]()
+        path = f"extra.processes[{0 if own is None else get_global_rank()}]"
+        process = saved.processes[0] if own is None else own
         try:
             self._logger.check_state_dict(process.loggers)
         except ValueError as error:
@@ -403,10 +378,13 @@ class ResumeState:
             check_rng_state(process.rng, self._state.device, f"{path}.rng")
         except ValueError as error:
             problems.append(str(error))
+        if own is not None and is_continued:
+            differences = check_metrics(self._state.train_metrics, own.metrics)
+            problems += [f"{path}.metrics.{problem}" for problem in differences]
         return problems
 
-    def load(self, saved: Mapping[str, Any], path: str, *, ignored: Sequence[str] = ()) -> None:
-        """Restore what is not of the data, and store the rest until training starts.
+    def restore_run(self, saved: Mapping[str, Any], path: str, *, ignored: Sequence[str] = ()) -> None:
+        """Restore what does not need the training data, and keep the rest until :meth:`begin`.
 
         Args:
             saved: The data of :meth:`to_data`.
@@ -448,46 +426,49 @@ class ResumeState:
             )
             warnings.warn(bulleted(title, sorted(lines)), stacklevel=caller_level())
 
-    def resume(self) -> None:
-        """Prepare for a training, whose end is set; restore loaded data except for what :meth:`begin` restores."""
+    def begin(self) -> None:
+        """Restore what :meth:`restore_run` has kept, as the last step before the first batch."""
         if not self._is_at_end():  # it may be longer than when it was stopped at its end
             self.drop_interrupted(Event.FIT_END)
-        loaded, self._loaded = self._loaded, None
+        loaded, self._loaded, self._is_training = self._loaded, None, True
         if loaded is not None:
             now = self._settings(self._state.rank_zero_seed if self._seed is None else self._seed)
             report(loaded.saved.settings, now, loaded.path)
-            self._resume_from(loaded.saved)
+            self._restore_data(loaded.saved)
+        self._objects.watch()
 
-    def _resume_from(self, saved: _Saved) -> None:
-        """Restore the place in the data, the metrics and the counts, and store what :meth:`begin` restores."""
-        state, batches = self._state, self._data.batches
-        place = saved.place_to_continue(getattr(self._data.spec, "dataloader", None))
+    def _restore_data(self, saved: _Saved) -> None:
+        """Restore the place in the data, the metrics and the counts; then modes, the objects of the user, and draws."""
+        state, batches, own = self._state, self._data.batches, saved.of_this_process()
+        objects = SavedObjects() if own is None else own.objects
         state.previous_timestamp = saved.clock_before
+        self.skipped_steps.copy_(saved.skipped_steps)
         if saved.microbatch_size is not None and state.auto_microbatching:
             state.device_train_microbatch_size = saved.microbatch_size
-        if batches is not None and place is not None:
-            generators = saved.processes[get_global_rank()].objects.generators if saved.has_same_processes() else ()
-            batches.load(place, generators)
-        if saved.has_same_processes():
-            this_process = saved.processes[get_global_rank()]
-            load_metrics(state.train_metrics, this_process.metrics, state.device)
-            set_generators = partial(load_rng_state, this_process.rng, state.device)
-            self._restore_last = partial(self._restore_last_of, saved, this_process.objects, set_generators)
-        else:
-            self._resume_elsewhere(saved)
-        self.skipped_steps.copy_(saved.skipped_steps)
         for optimizer in state.optimizers:
             # torch's schedulers warn if they step before an optimizer of this process has.
             setattr(optimizer, "_opt_called", True)  # noqa: B010
+        place = saved.place_to_continue(getattr(self._data.spec, "dataloader", None))
+        if batches is not None and place is not None:
+            batches.load(place, objects.generators)
+        if own is None:
+            self._warn_of_other_processes(saved)
+            for metric in state.train_metrics.values():
+                metric.reset()
+        else:
+            load_metrics(state.train_metrics, own.metrics, state.device)
+        for name, module in _modules(state.model):
+            module.training = (saved.training or {}).get(name, module.training)
+        self._objects.load(objects)
+        # The global generators are the last, as loading may draw from them.
+        if own is None:  # not the seed of the beginning, whose draws the run has used
+            seed_all(derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32)
+        else:
+            load_rng_state(own.rng, state.device)
 
-    def _resume_elsewhere(self, saved: _Saved) -> None:
-        """Restore what does not depend on the number of processes, and warn of the rest."""
-        state, batches, place = self._state, self._data.batches, saved.processes[0].data
-        for metric in state.train_metrics.values():
-            metric.reset()
-        # Not the seed of the beginning, whose draws the run has used.
-        seed = derive_seed(state.rank_zero_seed, "resume", get_data_rank(), state.timestamp.batch) % 2**32
-        self._restore_last = partial(self._restore_last_of, saved, SavedObjects(), partial(seed_all, seed))
+    def _warn_of_other_processes(self, saved: _Saved) -> None:
+        """Warn of what is not restored, as it depends on the number of processes."""
+        batches, place = self._data.batches, saved.processes[0].data
         data = "the epoch continues with its next sample"
         if batches is not None and place is not None and not batches.place_reader.is_of_same_order(place):
             data = (
@@ -501,27 +482,13 @@ class ResumeState:
             stacklevel=caller_level(),
         )
 
-    def _restore_last_of(self, saved: _Saved, objects: SavedObjects, set_generators: Callable[[], None]) -> None:
-        """Restore modes, the objects of the user, and then the global generators, from which loading may draw."""
-        for name, module in _modules(self._state.model):
-            module.training = (saved.training or {}).get(name, module.training)
-        self._objects.load(objects)
-        set_generators()
-
-    def begin(self) -> None:
-        """Restore the objects of the user and the global generators, as the last step before the first batch."""
-        restore, self._restore_last, self._is_training = self._restore_last, None, True
-        if restore is not None:
-            restore()
-        self._objects.watch()
-
     def end(self) -> None:
         """Note that the training has ended, with its last evaluation."""
         self._is_training = False
 
     def forget(self) -> None:
         """Discard loaded data, and what a stop has left undone."""
-        self._loaded, self._restore_last, self.interrupted, self.cooldown = None, None, {}, None
+        self._loaded, self.interrupted, self.cooldown = None, {}, None
         for metric in self._state.train_metrics.values():
             metric.reset()
 
