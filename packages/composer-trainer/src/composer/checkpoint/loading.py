@@ -348,10 +348,9 @@ class SavedRun:
             CheckpointError: A file is missing, or its content is not the one that was written.
         """
         reshard(run.model)
-        own, data = run.get_model_state_dict(), opened.data()
+        data = opened.data()
         with _naming_state(opened.path):
-            opened.check_layout(len(own))
-            likes = sharded_like(opened, own, data) if is_sharded(run.model) else {}
+            likes = sharded_like(opened, run.get_model_state_dict(), data) if is_sharded(run.model) else {}
             needed = {"model", "algorithms", "modules"} if weights_only else data.keys()
             unread = {name: data.pop(name) for name in [*data] if name not in needed}
             saved = _with_tensors(data, opened, likes, is_part=weights_only)

@@ -19,7 +19,7 @@ import xxhash
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.folder import BLOCK_BYTES, EXTRA, LAYOUT, STATE, Folder, Manifest, ReadInto
+from composer.checkpoint.folder import BLOCK_BYTES, EXTRA, LAYOUT, Folder, Manifest, ReadInto
 from composer.checkpoint.layout import (
     DTYPES,
     Cell,
@@ -32,8 +32,6 @@ from composer.checkpoint.layout import (
 )
 from composer.functional.dtensors import Region, is_dtensor, region_of
 
-_OTHER_TENSORS = 30_000
-_REFERENCE_BYTES = len('{"$tensor": ""}')
 _DIGITS = 32
 _READ_BYTES = 1 << 20
 """So many bytes are read at once that the processor's cache has them when they are hashed."""
@@ -70,27 +68,6 @@ class OpenCheckpoint:
     def layout(self) -> Layout:
         """Where the tensors are."""
         return Layout.from_bytes(self.folder.content(self.name, LAYOUT, self.manifest), f"{self.path}/{LAYOUT}")
-
-    def check_layout(self, weights: int) -> None:
-        """Check the size of the layout before it is read, which takes a second for each 50,000 tensors.
-
-        Args:
-            weights: The number of weights of the run. The layout also lists the tensors that the data refers to, and
-                may list some more, of other weights.
-
-        Raises:
-            CheckpointError: The layout is far larger.
-        """
-        sizes = {name: record.size for name, record in self.manifest.files.items()}
-        size, data_size = sizes.get(LAYOUT, 0), sizes.get(STATE, 0)
-        tensors = weights + data_size // _REFERENCE_BYTES + _OTHER_TENSORS
-        # Of each tensor the names of two numbers and lists, and for each of its cells a file, a position and a cut.
-        if size > tensors * (200 + 40 * len(sizes)):
-            raise CheckpointError(
-                f"{self.path}/{LAYOUT}",
-                f"has {size} bytes, far more than for {weights} weights and the tensors that {data_size} bytes of "
-                f"{STATE} can name. It is damaged, or of another model.",
-            )
 
     def shapes(self, kind: str) -> dict[str, Tensor]:
         """Return tensors without data in place of those of a kind of file, ``"model.safetensors"``."""
