@@ -39,7 +39,7 @@ class SAM(Algorithm):
     interval: int = integer(1, 1, meaning="It is a number of steps.")
 
     acted = 0
-    idle_reason: ClassVar = (
+    idle_reason = (
         "The loop has stepped none of the optimizers that it wraps: take them from state.optimizers after the event "
         "'after_load'."
     )
