@@ -8,7 +8,6 @@ import inspect
 import math
 import os
 import re
-import string
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -174,15 +173,6 @@ def to_path(name: str, given: str | os.PathLike[str]) -> str:
     return str(given)
 
 
-class _Names(string.Formatter):
-    """Looks values up by their complete names, without attributes, indices or positions."""
-
-    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
-        # str.format would also read attributes and items of the values, as in {epoch.__class__}.
-        del args
-        return kwargs[field_name], field_name
-
-
 def check_run_name(name: object) -> None:
     """Raise an error for a run name that would lead out of the folders whose names contain it.
 
@@ -228,8 +218,8 @@ def fill_in(template: str, values: Mapping[str, object], parameter: str) -> str:
             f"{parameter} must be the name of a file or folder ('.' is the current one), got {shortened(template)}."
         )
     try:
-        return _Names().vformat(template, (), values)
-    except (KeyError, IndexError, ValueError):
+        return template.format(**values)
+    except (LookupError, ValueError, AttributeError):
         *others, last = (f"{{{name}}}" for name in values)
         allowed = f"{', '.join(others)} and {last}" if others else last
         raise ValueError(

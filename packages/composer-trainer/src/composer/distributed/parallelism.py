@@ -305,11 +305,6 @@ def _with_sync_batchnorm(model: nn.Module) -> nn.Module:
         )
     if all(isinstance(layer, nn.SyncBatchNorm) for layer in layers.values()):
         return model
-    if is_sharded(model):
-        raise ValueError(
-            "parallelism_config['sync_batchnorm'] cannot convert a model that is sharded already: convert it before by "
-            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)."
-        )
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, data_group())  # type: ignore[no-untyped-call]
     return converted
 

@@ -71,15 +71,7 @@ def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -
     if kind not in _BACKENDS and get_world_size() > 1:
         raise ValueError(f"Several processes train on 'cpu' or 'gpu', got device={str(device)!r}. Start one process.")
     _watch_end()
-    if is_initialized():
-        config = torch.distributed.get_backend_config()
-        if get_world_size() > 1 and kind not in {part.partition(":")[0] for part in config.split(",")}:
-            raise ValueError(
-                f"The existing process group ({config}) cannot be used on device={kind!r}. "
-                f"Create it with composer.distributed.initialize_dist({kind!r})."
-            )
-        return
-    if get_world_size() == 1:
+    if is_initialized() or get_world_size() == 1:
         return
     if _closed:
         raise RuntimeError(
