@@ -58,12 +58,6 @@ def test_wrong_types_raise(check, value, message):
     assert str(caught.value) == message
 
 
-def test_sizes_below_one_raise():
-    """A size of 0 raises a ValueError."""
-    with pytest.raises(ValueError, match=re.escape("x must be at least 1, got 0.")):
-        checks.check_sizes(x=0)
-
-
 @pytest.mark.parametrize(
     ("value", "options", "interval"),
     [

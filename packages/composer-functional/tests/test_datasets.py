@@ -56,11 +56,3 @@ def test_by_epoch():
 
     assert [*map(id, by_epoch(outer))] == [id(A), id(B)]
     assert by_epoch(Proxy()) == []
-
-
-def test_cyclic_data_sets():
-    """Each data set is checked once, also if it is held several times or holds the one that it is in."""
-    first, second = Subset(A, [0]), ConcatDataset([A, B, A])
-    first.datasets = second.datasets = [first, second, A, B]
-
-    assert [*map(id, by_epoch(first))] == [id(A), id(B)]

@@ -85,16 +85,6 @@ class TestFormula:
         gradients = (torch.autograd.grad(one.sum(), tensors) for one in (ours, theirs))
         torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
 
-    def test_leading_dimensions(self, tensors):
-        """Sequences (N, L, D) give losses (N, L)."""
-        hidden, weight, _ = tensors
-        hidden, ids = hidden[:10].view(2, 5, 5), IDS[:10].view(2, 5)
-
-        losses = cf.linear_cross_entropy(hidden, weight, ids, reduction="none")
-
-        right = cross_entropy(linear(hidden, weight).movedim(-1, 1), ids, reduction="none")
-        torch.testing.assert_close(losses, right, rtol=1e-12, atol=1e-12)
-
     def test_softcap(self):
         """Logits are limited by tanh."""
         logits = torch.tensor([-50.0, 0.0, 5.0], dtype=torch.float64)
@@ -164,14 +154,6 @@ class TestPrecision:
         assert hidden.grad is not None
         assert (weight.grad, bias.grad) == (None, None)
 
-    def test_without_gradients(self, tensors):
-        """Without gradients the loss has no graph."""
-        hidden, weight, bias = tensors
-        with torch.no_grad():
-            loss = cf.linear_cross_entropy(hidden, weight, IDS, bias)
-
-        assert not loss.requires_grad
-
 
 class Largest(TorchDispatchMode):
     """Records the number of elements of the largest new tensor."""
@@ -195,11 +177,3 @@ def test_no_tensor_of_all_logits(reduction):
         loss.mean().backward()
 
     assert largest.elements == 16 * 500
-
-
-def test_unknown_class_raises(tensors):
-    """A class id without logits raises an error with the range."""
-    hidden, weight, _ = tensors
-
-    with pytest.raises(ValueError, match=r"targets must hold class ids from 0 to 6, .*got ids from 0 to 7"):
-        cf.linear_cross_entropy(hidden, weight, torch.where(IDS == 6, 7, IDS))

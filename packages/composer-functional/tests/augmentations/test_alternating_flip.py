@@ -111,10 +111,3 @@ class TestDataset:
         data = cf.AlternatingFlip(list(IMAGES))
 
         assert torch.equal(torch.stack(list(Subset(data, [5, 9]))), torch.stack([data[5], data[9]]))
-
-    def test_samples_without_an_image_raise(self):
-        """The error has the key and what is there."""
-        data = cf.AlternatingFlip([(torch.zeros(1, 1, 2), 3)] * 32, key=1)
-
-        with pytest.raises(TypeError, match=r"dataset must have an image, a tensor or of PIL, at key 1, got 3"):
-            list(data)

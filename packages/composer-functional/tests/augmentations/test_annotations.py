@@ -278,18 +278,3 @@ class TestBadInput:
 
         with pytest.raises(error, match=text):
             call(scene(9, **changes), *arguments)
-
-    def test_options(self):
-        """Formats, fractions and values for masks are checked."""
-        with pytest.raises(ValueError, match="box_format must be one of"):
-            cf.cutmix_batch(scene(9), None, box_format="yxyx")
-        with pytest.raises(ValueError, match=r"min_visible must lie in \[0, 1\]"):
-            cf.cutmix_batch(scene(9), None, min_visible=2)
-        with pytest.raises(ValueError, match="mask_value=255 needs masks"):
-            cf.cutout_batch(torch.zeros(1, 3, 8, 8), mask_value=255)
-
-    @pytest.mark.parametrize("call", [cf.cutmix_batch, cf.mixup_batch])
-    def test_images_alone_need_a_target(self, call: object):
-        """Without masks and boxes there has to be a target."""
-        with pytest.raises(TypeError, match="target must be a tensor"):
-            call(torch.rand(2, 3, 8, 8), None)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import pickle
-
 import numpy as np
 import PIL.Image
 import pytest
@@ -87,19 +84,6 @@ class TestColoutBatch:
         assert torch.equal(first, _pick(images, rows, columns))
         assert torch.equal(first, cf.colout_batch(images, p_row, p_col, generator=seeded(seed)))
 
-    def test_dropping_nothing_is_the_identity(self):
-        """With fractions of 0 a bit-identical copy is returned."""
-        images = torch.rand(2, 3, 5, 6)
-
-        output = cf.colout_batch(images, 0, 0)
-
-        assert torch.equal(output, images)
-        assert output.data_ptr() != images.data_ptr()
-
-    def test_defaults(self):
-        """Fifteen percent of rows and of columns are dropped."""
-        assert cf.colout_batch(torch.rand(1, 3, 100, 200)).shape == (1, 3, 85, 170)
-
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     def test_gradient_of_dropped_pixels_is_zero(self, format: torch.memory_format):
         """Selected pixels receive their gradient, dropped ones none."""
@@ -112,59 +96,6 @@ class TestColoutBatch:
         selected = torch.zeros(3, 4, dtype=torch.float64)
         selected[rows[:, None], columns] = 1
         assert torch.equal(gradient, selected.expand_as(gradient))
-
-    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-    def test_compiles_to_one_graph(self, format: torch.memory_format):
-        """With draws as inputs, one graph is compiled, also for a pair."""
-        compiled = torch.compile(cf.colout_batch, fullgraph=True, backend="eager")
-        images, masks = torch.rand(2, 3, 5, 6).contiguous(memory_format=format), torch.rand(2, 5, 6)
-        rows, columns = [0, 2, 3], [1, 4]
-
-        output, smaller = compiled((images, masks), row_indices=torch.tensor(rows), col_indices=torch.tensor(columns))
-
-        assert torch.equal(output, _pick(images, rows, columns))
-        assert torch.equal(smaller, _pick(masks, rows, columns))
-
-    @pytest.mark.parametrize("shape", [(4, 4), (2, 3, 4, 4, 4)])
-    def test_invalid_shape_raises(self, shape: tuple[int, ...]):
-        """The last two dimensions must be height and width."""
-        with pytest.raises(ValueError, match=r"input must have shape \(N, C, H, W\) or \(C, H, W\) with at least one"):
-            cf.colout_batch(torch.rand(shape))
-
-    @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (3, 0, 4)])
-    def test_empty_batch_raises(self, shape: tuple[int, ...]):
-        """There must be something left."""
-        with pytest.raises(ValueError, match="at least one pixel"):
-            cf.colout_batch(torch.rand(shape))
-        with pytest.raises(ValueError, match="at least one pixel, got height and width"):
-            cf.colout_batch(PIL.Image.new("L", (0, 3)))
-
-    @pytest.mark.parametrize("sample", ["image", np.zeros((3, 4, 4)), (1, 2), (torch.rand(3, 4, 4),) * 3])
-    def test_invalid_type_raises(self, sample: object):
-        """Tensors, PIL images and pairs are supported."""
-        with pytest.raises(TypeError, match="sample must be a tensor, a PIL image, or a pair"):
-            cf.colout_batch(sample)
-
-    @pytest.mark.parametrize("p", [-0.1, 1.0, math.nan])
-    @pytest.mark.parametrize("name", ["p_row", "p_col"])
-    def test_fraction_out_of_range_raises(self, p: float, name: str):
-        """The error states the parameter, its range and the value."""
-        with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\), got {p}"):
-            cf.colout_batch(torch.rand(3, 4, 4), **{name: p})
-
-    @pytest.mark.parametrize("name", ["row_indices", "col_indices"])
-    def test_bad_indices_raise(self, name: str):
-        """A list of at least one index is required."""
-        for indices in (torch.zeros(2, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)):
-            with pytest.raises(
-                ValueError, match=rf"{name} must hold the indices of those that remain, shape \(K,\), got"
-            ):
-                cf.colout_batch(torch.rand(3, 4, 4), **{name: indices})
-
-    def test_unknown_resize_target_raises(self):
-        """The error lists the three values."""
-        with pytest.raises(ValueError, match="resize_target must be True, False or 'auto', got 'always'"):
-            cf.colout_batch(torch.rand(3, 4, 4), resize_target="always")
 
 
 class TestTargets:
@@ -199,24 +130,6 @@ class TestTargets:
 
         assert passed is masks
         assert images.shape == (2, 3, 4, 4)
-
-    def test_mask_of_a_single_image(self):
-        """The mask of an image (C, H, W) has two or three dimensions."""
-        mask = torch.randint(0, 50, (20, 40))
-
-        image, smaller = cf.colout_batch((mask[None].float(), mask), resize_target=True)
-        _, cubed = cf.colout_batch((mask[None].float(), mask[None]))
-
-        assert torch.equal(smaller, image[0].long())
-        assert cubed.shape == (1, 17, 34)
-
-    @pytest.mark.parametrize("target", [torch.arange(4), torch.rand(4, 9, 8), torch.rand(3, 8, 8), [1, 2], None])
-    def test_target_without_pixels_raises(self, target: object):
-        """With resize_target=True, a target without pixels raises an error with the remedy."""
-        with pytest.raises(
-            ValueError, match=r"target must be an image or a mask with .* \(8, 8\).* resize_target=False"
-        ):
-            cf.colout_batch((torch.rand(4, 3, 8, 8), target), resize_target=True)
 
 
 class TestPilImages:
@@ -260,69 +173,8 @@ class TestPilImages:
         for other in (smaller, tensor.numpy(), of_tensor):
             assert np.array_equal(np.asarray(output), np.asarray(other))
 
-    def test_image_of_another_size_is_unchanged(self):
-        """Only a target of the input's size is reduced."""
-        thumbnail = _picture("L", 4, 4)
-
-        _, passed = cf.colout_batch((_picture("RGB"), thumbnail))
-
-        assert passed is thumbnail
-
-
-class TestDrawSelected:
-    def test_each_index_is_equally_likely(self):
-        """In many draws each of ten indices is selected with probability 0.7."""
-        counts = torch.zeros(10)
-
-        for seed in range(2000):
-            selected = cf.draw_kept(10, 0.3, generator=seeded(seed))
-            assert selected.tolist() == sorted(set(selected.tolist()))
-            counts[selected] += 1
-
-        assert counts.sum() == 2000 * 7
-        assert (counts / 2000 - 0.7).abs().max() < 4.5 * math.sqrt(0.7 * 0.3 / 2000)
-
-    def test_device_follows_the_tensor(self, device: torch.device):
-        """For a tensor the indices are on its device, with the same values as for a number."""
-        selected = cf.draw_kept(torch.zeros(9, 2, device=device), 0.5, generator=seeded(1))
-
-        assert selected.device.type == device.type
-        assert selected.tolist() == cf.draw_kept(9, 0.5, generator=seeded(1)).tolist()
-
-    def test_fraction_out_of_range_raises(self):
-        """Not all can be dropped."""
-        with pytest.raises(ValueError, match=r"p must lie in \[0, 1\), got 1"):
-            cf.draw_kept(4, 1)
-
 
 class TestColOutTransform:
-    def test_equals_colout_batch(self):
-        """The transform has the function's arguments, and both are validated."""
-        transform = cf.colout(0.25, 0.5, resize_target=False)
-        mask = torch.rand(8, 8)
-
-        image, passed = transform((torch.rand(3, 8, 8), mask))
-
-        assert repr(transform) == "ColOutTransform(p_row=0.25, p_col=0.5, resize_target=False)"
-        assert image.shape == (3, 6, 4)
-        assert passed is mask
-        with pytest.raises(ValueError, match="p_row must lie in"):
-            cf.colout(2.0)
-        with pytest.raises(ValueError, match="resize_target must be"):
-            cf.ColOutTransform(resize_target="never")
-
-    def test_can_be_pickled(self):
-        """A pickled copy gives the same result."""
-        transform = cf.colout(0.25, 0.5)
-        image = torch.rand(3, 16, 16)
-
-        copy = pickle.loads(pickle.dumps(transform))
-
-        torch.manual_seed(3)
-        expected = transform(image)
-        torch.manual_seed(3)
-        assert torch.equal(copy(image), expected)
-
     # From 3.12 on Python says so of any process with threads, and torch has some.
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -29,23 +27,6 @@ class TestMixupBatch:
         torch.testing.assert_close(mixed, expected.to(dtype))
         assert partner_labels.tolist() == [2, 0, 1, 4, 3]
         assert weight == mixing
-
-    def test_names_the_partners_weight(self):
-        """``mixing`` is the partner's fraction of a sample, in Composer's place, the third."""
-        images, swap = torch.stack([torch.zeros(1, 2, 4), torch.ones(1, 2, 4)]), torch.tensor([1, 0])
-
-        result = cf.mixup_batch(images, torch.arange(2), 0.25, indices=swap)
-
-        assert result.input[0].mean() == result.mixing == result[2] == 0.25
-        assert result.target is result[1]
-
-    def test_mixing_zero_returns_the_input(self):
-        """With mixing 0 samples are bit-identical."""
-        images = torch.rand(8, 3, 4, 4)
-
-        mixed, _, _ = cf.mixup_batch(images, torch.arange(8), mixing=0.0)
-
-        assert torch.equal(images, mixed)
 
     def test_alpha_zero_is_the_identity(self):
         """With alpha 0 nothing is mixed, for any partners."""
@@ -86,73 +67,6 @@ class TestMixupBatch:
         assert torch.equal(images, images_before)
         assert torch.equal(labels, labels_before)
 
-    def test_gradients_flow_to_both_samples(self):
-        """The gradient is distributed to a sample and its partner by their weights."""
-        images = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
-        swap = torch.tensor([1, 0])
-
-        assert torch.autograd.gradcheck(lambda x: cf.mixup_batch(x, x, 0.3, indices=swap)[0], images)
-
-    def test_compiles_to_one_graph(self):
-        """With draws as inputs, one graph serves all weights."""
-        compiled = torch.compile(cf.mixup_batch, fullgraph=True, backend="eager")
-        images, labels, partners = torch.rand(4, 3), torch.arange(4), torch.tensor([1, 0, 3, 2])
-
-        for mixing in (0.25, 0.3, 0.7):
-            mixed, partner_labels, _ = compiled(images, labels, mixing, indices=partners)
-
-            torch.testing.assert_close(mixed, (1 - mixing) * images + mixing * images[partners])
-            assert torch.equal(partner_labels, partners)
-
-    @pytest.mark.parametrize("mixing", [-0.1, 1.1, math.nan])
-    def test_mixing_out_of_range_raises(self, mixing: float):
-        """The error states the parameter, its range and the value."""
-        with pytest.raises(ValueError, match=rf"mixing must lie in \[0, 1\], got {mixing}"):
-            cf.mixup_batch(torch.rand(2, 3), torch.arange(2), mixing)
-
-    def test_tensor_mixing_raises(self):
-        """Reading a tensor would synchronize."""
-        with pytest.raises(TypeError, match="mixing must be a number"):
-            cf.mixup_batch(torch.rand(2, 3), torch.arange(2), torch.tensor(0.5))
-
-    def test_integer_samples_raise(self):
-        """Bytes cannot be blended; the error states the remedy."""
-        with pytest.raises(TypeError, match=r"input must be a floating point tensor, got torch\.uint8"):
-            cf.mixup_batch(torch.zeros(2, 3, dtype=torch.uint8), torch.arange(2))
-
-    @pytest.mark.parametrize("images", [torch.rand(0, 3), torch.tensor(1.0)])
-    def test_empty_batch_raises(self, images: torch.Tensor):
-        """At least one sample is required."""
-        with pytest.raises(ValueError, match=r"input must be a batch \(N, ...\) with at least one sample"):
-            cf.mixup_batch(images, torch.arange(0))
-
-    def test_invalid_type_raises(self):
-        """Samples, targets and partners are tensors, and partners are int64."""
-        images, labels = torch.rand(2, 3), torch.arange(2)
-
-        with pytest.raises(TypeError, match="input must be a floating point tensor, got list"):
-            cf.mixup_batch([[1.0]], labels)
-        with pytest.raises(TypeError, match=r"target must be a tensor .* got list"):
-            cf.mixup_batch(images, [0, 1])
-        for indices, kind in (([1, 0], "list"), (labels.int(), "torch.int32"), (labels.bool(), "torch.bool")):
-            with pytest.raises(TypeError, match=f"indices must be an int64 tensor, .* got {kind}"):
-                cf.mixup_batch(images, labels, indices=indices)
-
-    def test_mismatched_target_raises(self):
-        """Samples and targets must have the same length."""
-        with pytest.raises(ValueError, match="target must have the input's 2 samples"):
-            cf.mixup_batch(torch.rand(2, 3), torch.arange(3))
-
-    def test_mismatched_partners_raise(self):
-        """Each sample needs one partner."""
-        with pytest.raises(ValueError, match="indices must be a permutation of the 2 samples"):
-            cf.mixup_batch(torch.rand(2, 3), torch.arange(2), indices=torch.arange(3))
-
-    def test_negative_alpha_raises(self):
-        """Alpha parametrizes a Beta distribution."""
-        with pytest.raises(ValueError, match=r"alpha must be at least 0, got -0.2"):
-            cf.mixup_batch(torch.rand(2, 3), torch.arange(2), alpha=-0.2)
-
 
 class TestDrawMixing:
     def test_is_at_most_one_half(self):
@@ -165,16 +79,6 @@ class TestDrawMixing:
 
 
 class TestMixup:
-    def test_class_ids_give_probabilities(self):
-        """Each row has the weights of the sample's class and the partner's."""
-        images, labels = torch.rand(3, 2), torch.tensor([2, 0, 1])
-        partners = torch.tensor([1, 2, 0])
-
-        mixed, soft = cf.mixup(images, labels, num_classes=3, mixing=0.25, indices=partners)
-
-        torch.testing.assert_close(mixed, 0.75 * images + 0.25 * images[partners])
-        torch.testing.assert_close(soft, torch.tensor([[0.25, 0, 0.75], [0.75, 0.25, 0], [0, 0.75, 0.25]]))
-
     @given(seed=st.integers(0, 2**40), alpha=st.floats(0, 5))
     def test_sum_of_probabilities_is_preserved(self, seed: int, alpha: float):
         """Rows still sum to one, and the target is not modified."""
@@ -201,23 +105,3 @@ class TestMixup:
         torch.testing.assert_close(
             loss(logits, soft), (1 - mixing) * loss(logits, labels) + mixing * loss(logits, partner)
         )
-
-    def test_class_ids_without_num_classes_raise(self):
-        """The number of classes cannot be inferred from ids."""
-        with pytest.raises(ValueError, match="num_classes must be given"):
-            cf.mixup(torch.rand(2, 3), torch.arange(2))
-
-    @pytest.mark.parametrize(
-        "target", [torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool), torch.arange(2)[:, None]]
-    )
-    def test_other_integer_targets_raise(self, target: torch.Tensor):
-        """Class ids have one dimension; probabilities are floating point."""
-        with pytest.raises(ValueError, match=rf"target must be class ids \(N,\), .* got {target.dtype} of shape \(2, "):
-            cf.mixup(torch.rand(2, 3), target, num_classes=3)
-
-    def test_lists_raise(self):
-        """Data and targets are tensors."""
-        with pytest.raises(TypeError, match="data must be a floating point tensor, got list"):
-            cf.mixup([[1.0]], torch.arange(1), num_classes=3)
-        with pytest.raises(TypeError, match=r"target must be a tensor .* got list"):
-            cf.mixup(torch.rand(2, 3), [0, 1], num_classes=3)

@@ -55,15 +55,6 @@ class TestSets:
         assert low - 1e-6 <= magnitudes.min() <= low + slack
         assert high - slack <= magnitudes.max() <= high + 1e-6
 
-    def test_original_ranges(self):
-        """The original enhancement factors start at 0.1, so that the weakest level is the darkest."""
-        drawn = draw_many(5, "original")
-
-        for number in ENHANCEMENTS:
-            assert 0.1 <= drawn[number].min() < 0.13
-            assert 0.97 < drawn[number].max() <= 1.0
-        assert drawn[9].abs().max() <= 15
-
     @pytest.mark.parametrize("name", ["all", "safe"])
     def test_severity_zero_is_the_identity_except_for_three(self, name: str):
         """Only operations without strength, and posterize, change an image at severity 0."""
@@ -90,40 +81,6 @@ class TestDraws:
         assert torch.equal(first.magnitudes, second.magnitudes)
         assert first.operations.shape == first.magnitudes.shape == (depth, count)
         assert (first.operations.dtype, first.magnitudes.dtype) == (torch.int64, torch.float32)
-
-    def test_default_generator(self):
-        """Without a generator torch's global one is used, which is seeded in loader workers."""
-        torch.manual_seed(5)
-        first, mixture = cf.draw_randaugment(7), cf.draw_augmix(7)
-        torch.manual_seed(5)
-
-        assert torch.equal(first.magnitudes, cf.draw_randaugment(7).magnitudes)
-        assert torch.equal(mixture.weights, cf.draw_augmix(7).weights)
-
-    def test_severity_is_the_largest_level(self):
-        """Levels are uniform from 0: their mean is half of the severity."""
-        degrees = draw_many(8)[9].abs()
-
-        assert abs(degrees.mean() - 12) < 4 * degrees.std() / math.sqrt(len(degrees))
-
-
-@pytest.mark.parametrize("draw", [cf.draw_randaugment, cf.draw_augmix])
-class TestErrors:
-    @pytest.mark.parametrize("severity", [-0.1, 10.1, math.nan])
-    def test_severity_out_of_range(self, draw, severity: float):
-        """Severity is at most 10."""
-        with pytest.raises(ValueError, match=rf"severity must lie in \[0, 10\], got {severity}"):
-            draw(2, severity)
-
-    def test_no_samples(self, draw):
-        """At least one sample is required."""
-        with pytest.raises(ValueError, match="count must be at least 1, got 0"):
-            draw(0)
-
-    def test_unknown_augmentation_set(self, draw):
-        """The error lists the available sets."""
-        with pytest.raises(ValueError, match='augmentation_set must be "all", "safe" or "original", got \'most\''):
-            draw(2, augmentation_set="most")
 
 
 @pytest.mark.parametrize("name", ["randaugment", "augmix"])

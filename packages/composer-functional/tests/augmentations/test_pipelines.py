@@ -1,8 +1,6 @@
 """Kornia augmentations on batches: draws, images and annotations."""
 
 import inspect
-import os
-import shutil
 
 import kornia
 import kornia.augmentation as ka
@@ -11,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kornia.geometry.boxes import Boxes
 from torch import nn
 from torch.torch_version import TorchVersion
 from torchvision import tv_tensors
@@ -135,24 +132,6 @@ class TestDraws:
             torch.manual_seed(draws.seed)
             assert torch.equal(output, augmentation(batch))
 
-    @pytest.mark.parametrize("name", [name for name in PIPELINES if name not in DETERMINISTIC])
-    def test_other_seeds_give_other_draws(self, name):
-        """Some of several seeds give other draws; deterministic classes are excluded."""
-        augmentation, batch = PIPELINES[name](), batch_for(name)
-
-        outputs = [cf.augment_batch(batch, augmentation, generator=seeded(seed)) for seed in range(5)]
-
-        assert any(not torch.equal(outputs[0], other) for other in outputs[1:])
-
-    def test_default_generator(self):
-        """Without a generator, torch's global one determines the draws."""
-        augmentation, batch = ka.RandomRotation(30.0, p=1.0), images()
-
-        with torch.random.fork_rng():
-            first, second = cf.augment_batch(batch, augmentation), cf.augment_batch(batch, augmentation)
-
-        assert not torch.equal(first, second)
-
     def test_videos(self):
         """All frames of a video are transformed alike."""
         augmentation = ka.VideoSequential(ka.RandomRotation(90.0, p=1.0))
@@ -162,48 +141,6 @@ class TestDraws:
 
         assert output.shape == frames.shape
         assert (output == output[:, :1]).all()
-
-    @pytest.mark.parametrize(
-        ("data_format", "shape"),
-        [("BTCHW", (2, 5, 32, 32)), ("BTCHW", (2, 5, 4, 32, 32)), ("BCTHW", (2, 4, 5, 32, 32))],
-    )
-    def test_masks_of_videos(self, data_format, shape):
-        """The masks of the frames are moved as by kornia, in the format of the video."""
-        augmentation = ka.VideoSequential(ka.RandomAffine(30.0, p=1.0), data_format=data_format)
-        frames = images(10).reshape((2, 5, 3, 32, 32) if data_format == "BTCHW" else (2, 3, 5, 32, 32))
-        masks = torch.rand(shape, generator=seeded()) > 0.5
-        draws = cf.draw_augmentation(augmentation, frames.shape, generator=seeded())
-
-        moved = cf.augment_batch(frames, augmentation, masks=masks, params=draws)
-
-        with torch.random.fork_rng():
-            torch.manual_seed(draws.seed)
-            own = ka.AugmentationSequential(augmentation, data_keys=["input", "mask"])(frames, masks.float())
-        assert torch.equal(moved.input, own[0])
-        assert moved.masks.dtype is torch.bool
-        assert torch.equal(moved.masks, own[1].reshape(masks.shape).bool())
-
-    @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="compiling needs a C++ compiler")
-    def test_compiled_augmentations(self, split_into_parts):
-        """A pipeline with a compiled member replays its draws. More than 5 seconds, because it is compiled."""
-        torch.compiler.reset()  # what other tests compiled counts against a limit
-        jitter = ka.ColorJitter(0.3, 0.0, 0.0, 0.1)
-        pipeline = ka.AugmentationSequential(ka.RandomHorizontalFlip(), jitter)
-        batch = images()
-        draws = cf.draw_augmentation(pipeline, batch.shape, generator=seeded())
-        eager = cf.augment_batch(batch, pipeline, params=draws)
-        jitter.compile()
-        split_into_parts(1)
-        sizes = sizes_of_calls(jitter)
-
-        output = cf.augment_batch(batch, pipeline, params=draws)
-        again = cf.augment_batch(batch, pipeline, params=draws)
-        drawn = cf.augment_batch(batch, pipeline, generator=seeded())
-
-        assert torch.equal(output, again)
-        assert torch.equal(output, drawn)
-        assert sizes == [8, 8, 8]  # parts of other sizes would be compiled again
-        torch.testing.assert_close(output, eager, atol=1e-5, rtol=0)
 
     def test_every_class_is_tested(self):
         """Each class that kornia exports is tested, or is an exception; one that is gone needs no exception."""
@@ -233,23 +170,6 @@ class TestImages:
         expected = cf.augment_batch(batch.float(), ka.RandomRotation(30.0, p=1.0), generator=seeded())
         assert output.dtype is dtype
         torch.testing.assert_close(output.float(), expected, atol=1e-2, rtol=0)
-
-    def test_channels_last(self):
-        """The memory format is preserved."""
-        batch = images().to(memory_format=torch.channels_last)
-
-        output = cf.augment_batch(batch, ka.RandomHorizontalFlip(p=1.0), generator=seeded())
-
-        assert output.is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(output, batch.flip(-1))
-
-    def test_gradients(self):
-        """Gradients flow to the images, as kornia's augmentations are differentiable."""
-        batch = images().requires_grad_()
-
-        cf.augment_batch(batch, ka.RandomAffine(30.0, p=1.0), generator=seeded()).sum().backward()
-
-        assert batch.grad.abs().sum() > 0
 
 
 GEOMETRIC = {
@@ -377,52 +297,6 @@ class TestTogether:
         assert some.labels[0].tolist() == [2, 3]
         assert most.labels[0].tolist() == [2]
 
-    def test_fully_visible_boxes(self):
-        """Boxes inside the image are preserved with min_visible=1, and each has its own dtype."""
-        boxes = [torch.tensor([[0, 0, 10, 10], [0, 0, 224, 224]]), torch.tensor([[1.6, 2.6, 9.6, 9.6]])]
-        turn = ka.RandomRotation90((1, 1), p=1.0)
-
-        moved = cf.augment_batch(torch.zeros(2, 3, 224, 224), turn, boxes=boxes, min_visible=1.0).boxes
-
-        assert [one.dtype for one in moved] == [torch.int64, torch.float32]
-        assert moved[0].tolist() == [[0, 214, 10, 224], [0, 0, 224, 224]]
-        torch.testing.assert_close(moved[1], torch.tensor([[2.6, 214.4, 9.6, 222.4]]), rtol=0, atol=1e-3)
-
-    def test_boxes_in_a_tensor(self):
-        """The number of boxes in a tensor does not change."""
-        boxes = torch.tensor([[[0.0, 0.0, 8.0, 8.0], [14.0, 14.0, 22.0, 22.0]]])
-
-        moved = cf.augment_batch(torch.zeros(1, 3, 32, 32), ka.CenterCrop((16, 16)), boxes=boxes).boxes
-
-        assert moved.tolist() == [[[0, 0, 0, 0], [6, 6, 14, 14]]]
-
-    @pytest.mark.parametrize(
-        "augmentation", [ka.RandomHorizontalFlip(p=1.0), ka.RandomRotation90((1, 1), p=1.0), ka.CenterCrop((240, 240))]
-    )
-    def test_kornias_vertices(self, augmentation):
-        """Vertices are moved to where kornia moves them, and describe the same pixels as boxes of torchvision."""
-        batch, _, boxes = rectangles(seeded())
-        vertices = Boxes.from_tensor(torch.stack(boxes), mode="xyxy").to_tensor("vertices_plus")
-
-        moved = cf.augment_batch(batch, augmentation, boxes=vertices).boxes
-
-        own = ka.AugmentationSequential(augmentation, data_keys=["input", "bbox"])(batch, vertices)[1]
-        as_xyxy = cf.augment_batch(batch, augmentation, boxes=torch.stack(boxes)).boxes
-        torch.testing.assert_close(moved, own, atol=1e-3, rtol=0)
-        exported = Boxes.from_tensor(moved, mode="vertices_plus").to_tensor("xyxy")
-        torch.testing.assert_close(exported, as_xyxy, atol=1e-3, rtol=0)
-
-    def test_kornias_boxes(self):
-        """Boxes of kornia are returned as such, in their mode, without those that leave the image."""
-        given = [torch.tensor([[0.0, 0.0, 8.0, 8.0], [14.0, 14.0, 22.0, 22.0], [20.0, 20.0, 30.0, 30.0]])]
-        boxes, labels = Boxes.from_tensor(given, mode="xyxy"), [torch.tensor([1, 2, 3])]
-
-        moved = cf.augment_batch(torch.zeros(1, 3, 32, 32), ka.CenterCrop((16, 16)), boxes=boxes, labels=labels)
-
-        assert isinstance(moved.boxes, Boxes)
-        assert moved.boxes.to_tensor()[0].tolist() == [[6, 6, 14, 14], [12, 12, 16, 16]]
-        assert moved.labels[0].tolist() == [2, 3]
-
     @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.float32])
     def test_values_of_masks(self, dtype):
         """Masks keep their values and dtype: they are not interpolated."""
@@ -510,16 +384,6 @@ class TestParts:
         cf.augment_batch(batch, ka.AugmentationSequential(augmentation) if name in CLASSES else augmentation)
 
         assert sizes == [len(batch)]
-
-    def test_gradients_are_not_split(self, split_into_parts):
-        """Images that require gradients are augmented in one call."""
-        augmentation = ka.RandomHorizontalFlip()
-        sizes = sizes_of_calls(augmentation)
-        split_into_parts(1)
-
-        cf.augment_batch(images().requires_grad_(), augmentation)
-
-        assert sizes == [8]
 
 
 class TestOtherModules:
@@ -636,20 +500,6 @@ class TestBadInput:
 
         with pytest.raises(error, match=text):
             cf.augment_batch(**arguments)
-
-    def test_number_as_generator_raises(self):
-        """A seed is no generator."""
-        with pytest.raises(TypeError, match="generator"):
-            cf.draw_augmentation(ka.RandomHorizontalFlip(), (4, 3, 8, 8), generator=17)
-
-    def test_generator_of_another_device_raises(self, monkeypatch):
-        """A generator must be on the CPU, so that nothing synchronizes."""
-
-        class OnGPU(torch.Generator):
-            device = torch.device("cuda")
-
-        with pytest.raises(ValueError, match="generator must be"):
-            cf.draw_augmentation(ka.RandomHorizontalFlip(), (4, 3, 8, 8), generator=OnGPU())
 
 
 @pytest.mark.skipif(TorchVersion(torch.__version__) < "2.8", reason="torch 2.7 makes no other class of fake tensors")

@@ -54,28 +54,3 @@ class TestPatchDropout:
 
         assert cf.PatchDropout(0.5).eval()(tokens) is tokens
         assert torch.equal(torch.get_rng_state(), before)
-
-    def test_gradient(self):
-        """Tokens that remain have the gradient of the output, others have none."""
-        tokens = numbered(2, 9).requires_grad_()
-        torch.manual_seed(0)
-        output = cf.PatchDropout(0.5)(tokens)
-        output.sum().backward()
-
-        assert tokens.grad is not None
-        kept = tokens.grad[:, :, 0].bool()
-        assert kept.sum(1).tolist() == [5, 5]
-        positions = torch.stack([row.nonzero()[:, 0] for row in kept])
-        assert torch.equal(output[:, :, 1].sort(dim=1).values, positions.float())
-
-    @pytest.mark.parametrize("shape", [(2, 8), (2, 1, 4), (2, 8, 4, 4)])
-    def test_other_shapes_raise(self, shape):
-        """An input that is not a sequence of tokens with patches raises an error with its shape."""
-        with pytest.raises(ValueError, match=r"input must have shape \(N, tokens, F\) with more than 1 tokens"):
-            cf.PatchDropout(0.5)(torch.rand(shape))
-
-    def test_compiles_to_one_graph(self):
-        """The layer compiles without a break."""
-        layer = torch.compile(cf.PatchDropout(0.5), backend="eager", fullgraph=True)
-
-        assert layer(torch.rand(2, 9, 4)).shape == (2, 5, 4)

@@ -122,31 +122,6 @@ class TestCustomAttention:
 
         assert weights[0, :, 0].tolist() == [[1, 0], [1, 0]]
 
-    def test_bias_is_released(self):
-        """The last attention releases the bias."""
-        model = OwnModel()
-        cf.apply_alibi(model, 20, **OWN)
-
-        model(torch.randint(9, (2, 6)))
-
-        assert model.attentions[0].alibi is model.attentions[1].alibi
-        assert model.attentions[0].alibi._last is None
-
-    def test_is_idempotent(self):
-        """Attentions with a bias do not change."""
-        model = OwnModel()
-        cf.apply_alibi(model, 20, **OWN, position_embedding_attribute="body.positions")
-
-        assert not cf.apply_alibi(model, 20, **OWN, position_embedding_attribute="body.positions")
-
-    @pytest.mark.parametrize("missing", OWN)
-    def test_incomplete_arguments_raise(self, missing: str):
-        """The error states the missing argument."""
-        passed = {name: value for name, value in OWN.items() if name != missing}
-
-        with pytest.raises(ValueError, match=f"missing: {missing}"):
-            cf.apply_alibi(OwnModel(), 20, **passed)
-
     @pytest.mark.parametrize(
         ("change", "error", "message"),
         [
@@ -172,8 +147,3 @@ class TestCustomAttention:
             cf.apply_alibi(model, 20, **{**OWN, **change})
 
         assert str(model) == before
-
-    def test_function_with_return_value_raises(self):
-        """The attention is modified in place."""
-        with pytest.raises(TypeError, match=r"mask_replacement_function must .* got OwnAttention, another object"):
-            cf.apply_alibi(OwnModel(), 20, **OWN, mask_replacement_function=lambda *_: OwnAttention())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -86,10 +85,6 @@ class TestApplyFactorization:
 
         assert bool(cf.apply_factorization(model, min_channels=1, latent_channels=latent)) == replaced
 
-    def test_equal_cost_is_not_replaced(self):
-        """If both variants cost the same, the layer does not change."""
-        assert not cf.apply_factorization(nn.Sequential(nn.Linear(4, 4)), min_features=1, latent_features=2)
-
     def test_weights_are_optimal_for_their_rank(self):
         """Errors equal those of scipy's truncated SVD."""
         model = _network().double()
@@ -101,115 +96,6 @@ class TestApplyFactorization:
             new = model.get_submodule(path).weight.flatten(1)
             least = math.sqrt((scipy.linalg.svdvals(weight.numpy())[6:] ** 2).sum())
             assert (new - weight).norm().item() == pytest.approx(least)
-
-    def test_low_rank_weights_are_exact(self):
-        """Weights of that rank give the same outputs."""
-        model, images = _network().double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
-        for layer in (model[2][0], model[6]):
-            rows, columns = layer.weight.flatten(1).shape
-            layer.weight.data = (torch.randn(rows, 4) @ torch.randn(4, columns)).double().view_as(layer.weight)
-        expected = model(images)
-
-        report = cf.apply_factorization(model, **SMALL, latent_channels=4, latent_features=4)
-
-        assert len(report) == 2
-        torch.testing.assert_close(model(images), expected)
-
-    def test_is_idempotent(self):
-        """Factorized layers are not factorized again, for any width."""
-        model = nn.Sequential(nn.Linear(64, 64), nn.Conv2d(64, 64, 3))
-        cf.apply_factorization(model, min_channels=1, min_features=1)
-        before = str(model)
-
-        assert not cf.apply_factorization(model, min_channels=1, min_features=1)
-        assert not cf.apply_factorization(model[0], min_channels=1, min_features=1)
-        assert not cf.apply_factorization(model[1], min_channels=1, min_features=1)
-        assert str(model) == before
-
-    @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
-    def test_optimizer_updates_all_parameters(self, make):
-        """One step of an existing optimizer updates all parameters; unchanged ones keep their state."""
-        model = _network()
-        optimizer = make(model.named_parameters())
-        images = torch.rand(4, 3, 12, 12)
-        model(images).square().sum().backward()
-        optimizer.step()
-        state = {parameter: optimizer.state[parameter] for parameter in model.parameters()}
-
-        cf.apply_factorization(model, **SMALL, optimizers=optimizer)
-        before = copy.deepcopy(list(model.parameters()))
-        optimizer.zero_grad()
-        model(images).square().sum().backward()
-        optimizer.step()
-
-        group = optimizer.param_groups[0]
-        assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
-        assert dict(zip(group["param_names"], group["params"], strict=True)) == dict(model.named_parameters())
-        survivors = [parameter for parameter in model.parameters() if parameter in state]
-        assert len(survivors) == len(state) - 2
-        assert all(optimizer.state[parameter] is state[parameter] for parameter in survivors)
-
-    def test_state_dict_keys(self):
-        """The weight is replaced by two, and the bias belongs to the second."""
-        model = nn.Sequential(nn.Linear(24, 24))
-
-        cf.apply_factorization(model, min_features=24)
-
-        assert list(model.state_dict()) == ["0.first.weight", "0.second.weight", "0.second.bias"]
-
-    def test_hooks_are_moved(self):
-        """A hook on the layer is called with its replacement."""
-        model = nn.Sequential(nn.Linear(24, 24))
-        called: list[nn.Module] = []
-        model[0].register_forward_hook(lambda module, args, output: called.append(module))
-
-        cf.apply_factorization(model, min_features=24)
-        model(torch.rand(2, 24))
-
-        assert called == [model[0]]
-
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-    def test_dtype_device_and_mode_are_preserved(self, dtype: torch.dtype, device: torch.device):
-        """The model keeps its dtype, device and mode."""
-        model = _network().to(device=device, dtype=dtype).eval()
-
-        cf.apply_factorization(model, **SMALL)
-
-        assert model(torch.rand(2, 3, 12, 12, device=device, dtype=dtype)).dtype == dtype
-        assert not any(module.training for module in model.modules())
-
-    def test_memory_format_is_preserved(self):
-        """Channels-last kernels stay channels last."""
-        model = _network().to(memory_format=torch.channels_last)
-
-        cf.apply_factorization(model, **SMALL)
-
-        assert model[2][0].first.weight.is_contiguous(memory_format=torch.channels_last)
-        assert not model[2][0].first.weight.is_contiguous()
-
-    @pytest.mark.parametrize("trained", ["weight", "bias", "neither"])
-    def test_requires_grad_is_preserved(self, trained: str):
-        """Both weights have the flag of the original weight."""
-        model = nn.Sequential(nn.Linear(24, 24), nn.Conv2d(24, 24, 3)).requires_grad_(False)
-        for layer in model:
-            if trained != "neither":
-                getattr(layer, trained).requires_grad_()
-
-        cf.apply_factorization(model, min_channels=24, min_features=24)
-
-        for layer in model:
-            assert layer.first.weight.requires_grad == layer.second.weight.requires_grad == (trained == "weight")
-            assert layer.second.bias.requires_grad == (trained == "bias")
-
-    def test_shared_layers_stay_shared(self):
-        """A layer used twice becomes one layer used twice."""
-        linear = nn.Linear(24, 24)
-        model = nn.Sequential(linear, nn.ReLU(), linear)
-
-        report = cf.apply_factorization(model, min_features=24)
-
-        assert model[0] is model[2]
-        assert [entry.paths for entry in report] == [("0", "2")]
 
     def test_tied_weights_are_unchanged(self):
         """A head with the embedding's weight does not change."""
@@ -248,64 +134,6 @@ class TestApplyFactorization:
         with torch.no_grad():
             torch.testing.assert_close(layer(tokens), expected)
 
-    def test_exports(self):
-        """The model can be exported."""
-        model = _network().eval()
-        cf.apply_factorization(model, **SMALL)
-        images = torch.rand(2, 3, 12, 12)
-
-        exported = torch.export.export(model, (images,)).module()
-
-        torch.testing.assert_close(exported(images), model(images))
-
-    def test_meta_device(self):
-        """A model on the meta device can be changed."""
-        with torch.device("meta"):
-            model = _network()
-
-        cf.apply_factorization(model, **SMALL)
-
-        assert all(parameter.is_meta for parameter in model.parameters())
-        assert model[6].first.weight.shape == (6, 24)
-
-    def test_non_finite_weights_raise(self):
-        """The error names the layer, and no layer changes."""
-        model = _network()
-        model[6].weight.data[0, 0] = torch.nan
-        before = str(model)
-
-        with pytest.raises(ValueError, match=r"The weight of 6 must be finite to be factorized"):
-            cf.apply_factorization(model, **SMALL)
-
-        assert str(model) == before
-        assert cf.apply_factorization(model, **SMALL, factorize_linears=False)
-
-    @pytest.mark.parametrize("layer", [nn.Linear(24, 24), nn.Conv2d(24, 24, 3)])
-    def test_root_layer_raises(self, layer: nn.Module):
-        """The root cannot be replaced; the error states the remedy."""
-        with pytest.raises(ValueError, match=r"that is one itself\. Wrap it"):
-            cf.apply_factorization(layer, **SMALL)
-
-    @pytest.mark.parametrize("name", ["min_channels", "min_features"])
-    def test_bad_minimum_raises(self, name: str):
-        """The minimum is at least 0, and the error names the parameter."""
-        with pytest.raises(ValueError, match=f"{name} must be at least 0, got -1"):
-            cf.apply_factorization(nn.Sequential(), **{name: -1})
-
-        assert not cf.apply_factorization(nn.Sequential(), **{name: 0})
-
-    @pytest.mark.parametrize("name", ["latent_channels", "latent_features"])
-    @pytest.mark.parametrize("latent", [0, 1.0, float("nan")])
-    def test_bad_width_raises(self, name: str, latent: float):
-        """The error names the parameter."""
-        with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, or a fraction"):
-            cf.apply_factorization(nn.Sequential(), **{name: latent})
-
-    def test_non_module_raises(self):
-        """Only modules are supported."""
-        with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
-            cf.apply_factorization([nn.Linear(24, 24)])
-
 
 class TestWithOtherSurgery:
     @pytest.mark.parametrize("blur_first", [True, False])
@@ -321,19 +149,6 @@ class TestWithOtherSurgery:
 
         assert [entry.paths for entry in report] == [("0.conv",)]
         torch.testing.assert_close(model(images), expected)
-
-    def test_before_a_blur(self):
-        """The strided factor is blurred: the result equals the other order."""
-        model = nn.Sequential(nn.Conv2d(16, 16, 3, stride=2, padding=1)).double()
-        images = torch.randn(2, 16, 9, 9, dtype=torch.float64)
-        cf.apply_factorization(model, min_channels=16)
-        one = nn.Conv2d(16, 16, 3, stride=2, padding=1).double()
-        one.weight.data, one.bias.data = model[0].weight.data, model[0].bias.data
-
-        report = cf.apply_blurpool(model)
-
-        assert [entry.paths for entry in report] == [("0.first",)]
-        torch.testing.assert_close(model(images), cf.BlurConv2d.from_conv2d(one).double()(images))
 
     def test_standardized_weights_are_unchanged(self):
         """Two factors would not be the standardized weight; in the other order both are standardized."""

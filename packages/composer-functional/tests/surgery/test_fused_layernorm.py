@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import types
-import warnings
 
 import pytest
 import torch
@@ -182,14 +180,6 @@ class Drawing(WrittenOutRMSNorm):
         return super().forward(x) + torch.rand(())
 
 
-class Complaining(WrittenOutRMSNorm):
-    """Warns in forward."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        warnings.warn("this norm is slow", UserWarning, stacklevel=1)
-        return super().forward(x)
-
-
 class Own(torch.autograd.Function):
     """A custom kernel."""
 
@@ -216,20 +206,6 @@ def _randomized(norm: nn.Module) -> nn.Module:
 
 
 class TestApplyFusedLayernorm:
-    @pytest.mark.parametrize("place", ["meta", "cpu"])
-    def test_default_dtype_and_device_do_not_matter(self, place: str):
-        """The layer is tested on the CPU in float32, independent of torch's defaults."""
-        model = nn.Sequential(WrittenOutRMSNorm())
-        torch.set_default_device(place)
-        torch.set_default_dtype(torch.float64)
-        try:
-            report = cf.apply_fused_layernorm(model)
-        finally:
-            torch.set_default_device(None)
-            torch.set_default_dtype(torch.float32)
-
-        assert [entry.new for entry in report] == ["RMSNorm"]
-
     @pytest.mark.parametrize("features", [3, 8, 300])
     @pytest.mark.parametrize("eps", [1e-3, 1e-5, 1e-6, 1e-8, 1e-12])
     @pytest.mark.parametrize(
@@ -289,13 +265,6 @@ class TestApplyFusedLayernorm:
         assert not cf.apply_fused_layernorm(model)
         assert model[0] is module
 
-    def test_instance_forward_is_unchanged(self):
-        """A layer with a forward set on the instance does not change."""
-        norm = WrittenOutRMSNorm()
-        norm.forward = types.MethodType(lambda self, x: type(self).forward(self, x), norm)
-
-        assert not cf.apply_fused_layernorm(nn.Sequential(norm))
-
     @pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-8, 1e-12])
     def test_hard_coded_epsilon_is_detected(self, eps: float):
         """A common epsilon in the code is detected by trial."""
@@ -306,10 +275,6 @@ class TestApplyFusedLayernorm:
 
         assert len(report) == 1
         assert model[0].eps == eps
-
-    def test_warnings_of_trials_are_suppressed(self):
-        """A norm that warns is replaced without a warning."""
-        assert cf.apply_fused_layernorm(nn.Sequential(Complaining()))
 
     @pytest.mark.parametrize(
         ("module", "name", "new"),
@@ -374,13 +339,6 @@ class TestApplyFusedLayernorm:
 
         assert not any(cf.apply_fused_layernorm(model) for model in models)
 
-    def test_is_idempotent(self):
-        """A second call returns an empty report."""
-        model = nn.Sequential(WrittenOutLayerNorm(), WrittenOutRMSNorm())
-        cf.apply_fused_layernorm(model)
-
-        assert not cf.apply_fused_layernorm(model)
-
     def test_layer_properties_are_preserved(self, device: torch.device):
         """Parameters, dtype, device, requires_grad, mode, hooks, sharing and global generators do not change."""
         norm = WrittenOutLayerNorm(bias=True).to(device, torch.bfloat16)
@@ -402,37 +360,3 @@ class TestApplyFusedLayernorm:
         assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
         assert [parameter.requires_grad for parameter in model.parameters()] == [True, False]
         assert not model[0].training
-
-    def test_trials_restore_the_generators(self):
-        """Draws of a tested layer do not advance the global generators."""
-        state = torch.get_rng_state()
-
-        cf.apply_fused_layernorm(nn.Sequential(Drawing()))
-
-        assert torch.equal(torch.get_rng_state(), state)
-
-    def test_meta_device(self):
-        """A model on the meta device is changed too: trials use a copy with values."""
-        with torch.device("meta"):
-            model = nn.Sequential(WrittenOutRMSNorm())
-
-        report = cf.apply_fused_layernorm(model)
-
-        assert len(report) == 1
-        assert model[0].weight.device.type == "meta"
-
-    def test_exports(self):
-        """The model can be exported."""
-        model = nn.Sequential(WrittenOutRMSNorm(), WrittenOutLayerNorm()).eval()
-        cf.apply_fused_layernorm(model)
-        x = torch.rand(4, 8)
-        torch.compiler.reset()  # what other tests compiled counts against a limit of torch 2.7
-
-        exported = torch.export.export(model, (x,)).module()
-
-        torch.testing.assert_close(exported(x), model(x))
-
-    def test_non_module_raises(self):
-        """Only modules are supported."""
-        with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
-            cf.apply_fused_layernorm([WrittenOutRMSNorm()])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -71,25 +69,6 @@ class TestComputeEma:
                 torch.testing.assert_close(tensor, expected)
             assert torch.equal(model.state_dict()[name], values[name])
 
-    def test_counters_are_copied(self):
-        """Integer buffers are copied."""
-        model, average = make_conv_net(), make_conv_net()
-        model[1].num_batches_tracked.fill_(5)
-
-        cf.compute_ema(model, average)
-
-        assert average[1].num_batches_tracked == 5
-
-    def test_parameters_stay_leaves(self):
-        """The average's parameters are the same leaf tensors."""
-        model, average = make_conv_net(), make_conv_net()
-        before = list(average.parameters())
-
-        cf.compute_ema(model, average)
-
-        assert all(new is old for new, old in zip(average.parameters(), before, strict=True))
-        assert all(parameter.is_leaf and parameter.grad_fn is None for parameter in average.parameters())
-
     def test_tied_weights_are_updated_once(self):
         """A tensor with two names is updated once."""
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -118,20 +97,6 @@ class TestComputeEma:
         torch.testing.assert_close(average[0].weight, expected[0])
         torch.testing.assert_close(average[1].weight, expected[1], atol=0.01, rtol=0.01)
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_low_precision_is_averaged_in_float32(self, dtype: torch.dtype):
-        """After three half-lives of 1000 updates from 1.0 towards 1.5, an eighth of the difference is left."""
-        model, average = (nn.Linear(4, 4, bias=False, dtype=dtype) for _ in range(2))
-        nn.init.constant_(model.weight, 1.5)
-        parameter = nn.init.constant_(average.weight, 1.0)
-
-        for _ in range(3000):
-            cf.compute_ema(model, average, smoothing=2 ** (-1 / 1000))
-
-        assert average.weight is parameter
-        assert average.weight.dtype == torch.float32
-        torch.testing.assert_close(average.weight.detach(), torch.full((4, 4), 1.5 - 0.5 / 8))
-
     @pytest.mark.parametrize("kind", BUFFERS)
     @pytest.mark.parametrize("update", UPDATES)
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -150,18 +115,6 @@ class TestComputeEma:
             assert average.cache.dtype == value.dtype
             for own, expected in zip(values(average.cache), values(value), strict=True):
                 assert torch.equal(own, expected)
-
-    def test_expanded_buffer_is_averaged(self):
-        """A copy of an expanded buffer gets memory for each element."""
-        model = nn.Module()
-        model.register_buffer("running_var", torch.ones(1, 2).expand(3, 2))
-        average = nn.Module()
-        average.register_buffer("running_var", torch.zeros(1, 2).expand(3, 2))
-
-        for _ in range(3):
-            cf.compute_ema(model, average, smoothing=0.5)
-
-        torch.testing.assert_close(average.running_var, torch.full((3, 2), 0.875))
 
     @pytest.mark.parametrize("normalize", [spectral_norm, nn.utils.spectral_norm], ids=["parametrized", "hook"])
     @pytest.mark.parametrize("update", UPDATES)
@@ -198,13 +151,6 @@ class TestComputeEma:
                 nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)),
             )
 
-    def test_wrapped_model_raises(self):
-        """Names with a prefix do not match."""
-        model = nn.Linear(2, 2)
-
-        with pytest.raises(ValueError, match="ema_model must have the names"):
-            cf.compute_ema(nn.Sequential(model), model)
-
     def test_other_shapes_raise(self):
         """Shapes that torch could broadcast also raise, before anything changes."""
         model, average = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, width)) for width in (1, 3))
@@ -214,12 +160,6 @@ class TestComputeEma:
             cf.compute_ema(model, average)
 
         assert all(torch.equal(tensor, before[name]) for name, tensor in average.state_dict().items())
-
-    @pytest.mark.parametrize("smoothing", [-0.1, 1.01, math.nan])
-    def test_smoothing_out_of_range_raises(self, smoothing: float):
-        """The error states the parameter, its range and the value."""
-        with pytest.raises(ValueError, match=rf"smoothing must lie in \[0, 1\], got {smoothing}"):
-            cf.compute_ema(nn.Linear(2, 2), nn.Linear(2, 2), smoothing)
 
 
 class TestUpdateAverages:
@@ -235,39 +175,6 @@ class TestUpdateAverages:
         assert (average >= low - 1e-12).all()
         assert (average <= high + 1e-12).all()
 
-    def test_compiles_to_one_graph(self):
-        """One graph is compiled for lists of mixed dtypes."""
-        compiled = torch.compile(cf.update_averages, fullgraph=True, backend="eager")
-        averages = [torch.zeros(2), torch.zeros(3, dtype=torch.float64), torch.tensor(1)]
-
-        compiled(averages, [torch.ones(2), torch.ones(3, dtype=torch.float64), torch.tensor(4)], 0.75)
-
-        assert [average.tolist() for average in averages] == [[0.25] * 2, [0.25] * 3, 4]
-
-    def test_mismatched_lists_raise(self):
-        """Each average needs its value."""
-        with pytest.raises(ValueError, match="averaged and current must be as long, got 1 and 2"):
-            cf.update_averages([torch.ones(1)], [torch.ones(1), torch.ones(1)])
-
-    @pytest.mark.parametrize("shape", [(1,), (), (2,), (1, 3)])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-    def test_mismatched_shapes_raise(self, shape: tuple[int, ...], dtype: torch.dtype):
-        """No tensor is broadcast or changed, for any dtype."""
-        averages = [torch.zeros(2), torch.zeros(3, dtype=dtype)]
-
-        with pytest.raises(ValueError, match=rf"got \(3,\) for {re.escape(str(shape))}\."):
-            cf.update_averages(averages, [torch.ones(2), torch.ones(shape, dtype=dtype)])
-
-        assert [average.tolist() for average in averages] == [[0] * 2, [0] * 3]
-
-    def test_empty_lists(self):
-        """Empty lists are fine."""
-        averages = []
-
-        cf.update_averages(averages, [])
-
-        assert averages == []
-
 
 @pytest.mark.parametrize("fraction", [lambda model: model, copy.copy])
 def test_model_as_its_own_average_raises(fraction):
@@ -277,27 +184,6 @@ def test_model_as_its_own_average_raises(fraction):
 
     with pytest.raises(ValueError, match="ema_model must have tensors of its own, got those of model"):
         cf.compute_ema(model, average)
-
-
-def test_tensors_as_their_own_averages_raise():
-    """The same applies to lists of tensors."""
-    tensors = [torch.rand(2), torch.rand(3)]
-
-    with pytest.raises(ValueError, match="averaged must be tensors of their own"):
-        cf.update_averages(tensors, list(tensors))
-
-
-def test_partly_shared_tensors():
-    """A frozen layer may be shared."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    average = nn.Sequential(model[0], copy.deepcopy(model[1]))
-    with torch.no_grad():
-        model[1].weight.add_(1.0)
-    expected = model[1].weight - 0.75
-
-    cf.compute_ema(model, average, smoothing=0.75)
-
-    torch.testing.assert_close(average[1].weight, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

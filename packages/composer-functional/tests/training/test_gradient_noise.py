@@ -39,18 +39,3 @@ class TestEstimates:
 
         expected = deviation.square().sum() / (curvature * place).square().sum()
         torch.testing.assert_close(traces.mean() / squares.mean(), expected, rtol=0.02, atol=0.0)
-
-    def test_sizes_may_be_tensors(self):
-        """Sizes on the device give the estimates of numbers."""
-        small, big = torch.tensor([9.0, 7.0]), torch.tensor([4.0, 5.0])
-
-        numbers = cf.estimate_gradient_noise(small, big, 2, 8)
-        tensors = cf.estimate_gradient_noise(small, big, torch.tensor(2.0), torch.tensor(8.0))
-
-        assert all(map(torch.equal, numbers, tensors))
-
-    @pytest.mark.parametrize("size", [8, 9, 0, -1])
-    def test_sizes_out_of_range(self, size):
-        """A smaller batch that is not smaller, or has no samples, raises."""
-        with pytest.raises(ValueError, match=rf"small_size must lie in \(0, 8\), got {size}"):
-            cf.estimate_gradient_noise(torch.tensor(2.0), torch.tensor(1.0), size, 8)

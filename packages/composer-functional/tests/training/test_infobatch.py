@@ -39,10 +39,6 @@ class TestFormula:
         """Without scores, or with equal ones, nothing is pruned."""
         assert torch.equal(cf.draw_infobatch_weights(scores, 0.9), torch.ones_like(scores))
 
-    def test_dtype(self):
-        """The weights have the dtype of the scores."""
-        assert cf.draw_infobatch_weights(torch.rand(4, dtype=torch.float64)).dtype == torch.float64
-
 
 class TestExpectation:
     @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.8])
@@ -66,18 +62,3 @@ class TestExpectation:
         weights = draws(torch.tensor([0.0] * 400 + [1.0] * 100), 0.3, 50)
 
         assert abs((weights == 0).double().mean().item() / 0.8 - 0.3) < 4 * math.sqrt(0.21 / (400 * 50))
-
-
-class TestErrors:
-    @pytest.mark.parametrize("ratio", [1, -0.1, math.nan])
-    def test_ratio(self, ratio):
-        """A ratio outside [0, 1) is an error."""
-        with pytest.raises(ValueError, match="ratio"):
-            cf.draw_infobatch_weights(torch.rand(3), ratio)
-
-    def test_scores(self):
-        """Scores must be a floating point tensor of one dimension."""
-        with pytest.raises(TypeError, match="scores"):
-            cf.draw_infobatch_weights(torch.arange(3))
-        with pytest.raises(ValueError, match=r"scores must have the shape \(N,\), got \(2, 2\)"):
-            cf.draw_infobatch_weights(torch.rand(2, 2))

@@ -349,10 +349,6 @@ class TestRules:
 
         assert {name for name, (_, decay) in groups.items() if decay} == {"0.weight", "1.weight", "2.weight"}
 
-    def test_norms_of_several_dimensions(self):
-        """The weights of a LayerNorm over images do not decay."""
-        assert grouped(nn.LayerNorm((3, 4, 4))) == {"weight": (LR, 0.0), "bias": (LR, 0.0)}
-
     @pytest.mark.parametrize(
         ("no_decay", "decay"), [((), WEIGHT_DECAY), ((nn.Embedding,), 0.0), ((nn.Linear,), WEIGHT_DECAY)]
     )
@@ -387,13 +383,3 @@ class TestRules:
             ValueError, match=r"layer_decay requires a model with repeated blocks, .* got Linear without"
         ):
             grouped(nn.Linear(4, 2), layer_decay=0.5)
-
-    def test_layer_decay_without_rate_raises(self):
-        """Each group gets its own rate, so that it cannot be left to the optimizer."""
-        with pytest.raises(ValueError, match=r"lr is required with layer_decay=0.5"):
-            cf.parameter_groups(nn.Linear(4, 2), weight_decay=0.1, layer_decay=0.5)
-
-    def test_frozen_model_raises(self):
-        """A model without trainable parameters has no groups."""
-        with pytest.raises(ValueError, match="model must have parameters that require gradients, got none in Linear"):
-            grouped(nn.Linear(4, 2).requires_grad_(False))

@@ -68,12 +68,6 @@ class TestReconstruction:
         found = factors @ torch.stack(narrow + wide)
         assert (found - expected).norm() <= 1e-3 * expected.norm()
 
-    def test_snapshot_itself(self):
-        """The width of a snapshot is the snapshot."""
-        factors = cf.post_hoc_weights([10, 10, 20, 20], [0.05, 0.1, 0.05, 0.1], 0.1, at=20)
-
-        torch.testing.assert_close(factors, torch.tensor([0, 0, 0, 1.0], dtype=torch.float64), atol=1e-9, rtol=0)
-
     def test_inner_products_are_integrals(self):
         """With two snapshots, the factors solve the equations whose coefficients are integrated numerically."""
         times = (np.arange(1_000_000) + 0.5) / 1_000_000
