@@ -1,12 +1,10 @@
 """Alibi: attention with linear biases instead of positions."""
 
-import pytest
 import torch
 from torch import nn
 
 from composer import functional as cf
 from composer.algorithms import Alibi
-from composer.core import Event
 from fixtures.models import WithLoss
 from fixtures.surgery import TOKENS, Surgery, start, transformer
 
@@ -30,16 +28,6 @@ class TestAlibi(Surgery):
 
         assert engine.state.batch["input_ids"].shape == (8, 4)
         assert torch.equal(engine.state.batch["input_ids"].reshape(2, 16), TOKENS["input_ids"])
-
-    def test_not_folded_at_full_length(self):
-        """With scaling 1 the batch does not change."""
-        assert set(Alibi(64, train_sequence_length_scaling=1).runs_at_events()) == {Event.INIT}
-
-    @pytest.mark.parametrize("arguments", [(0,), (64, 0), (64, 1.5), ("long",)])
-    def test_bad_settings(self, arguments):
-        """Invalid lengths raise."""
-        with pytest.raises((TypeError, ValueError), match="sequence_length"):
-            Alibi(*arguments)
 
 
 class OwnAttention(nn.Module):

@@ -41,25 +41,6 @@ def test_matches_the_kernel_with_the_same_draws():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_draws_depend_only_on_seed_and_batch():
-    """The same seed and batch give the same augmentation; other seeds or batches give others."""
-    first, again = augmented(Augment(pipeline()), batch=2)[0], augmented(Augment(pipeline()), batch=2)[0]
-    later, other = augmented(Augment(pipeline()), batch=3)[0], augmented(Augment(pipeline()), batch=2, seed=1)[0]
-
-    assert torch.equal(first, again)
-    assert not torch.equal(first, later)
-    assert not torch.equal(first, other)
-
-
-def test_two_instances_draw_independently():
-    """Two Augment instances in one run draw independently."""
-    both = augmented(Augment(ka.RandomRotation(30.0, p=1.0)), Augment(ka.RandomRotation(30.0, p=1.0)))[0]
-    twice = augmented(Augment(ka.AugmentationSequential(*[ka.RandomRotation(30.0, p=1.0)] * 2)))[0]
-
-    assert both.shape == twice.shape
-    assert not torch.equal(both, augmented(Augment(ka.RandomRotation(30.0, p=1.0)))[0])
-
-
 def test_masks_boxes_and_keypoints_are_transformed():
     """Masks, boxes with labels and keypoints are read by their keys, transformed and written back."""
     data = {
@@ -144,32 +125,7 @@ def test_what_modules_do_not_print_is_compared(make, before, now):
     assert saved != other
 
 
-def test_use_does_not_change_the_description():
-    """A pipeline that was applied is described as before, so that a resumed run finds no difference."""
-    used = ka.AugmentationSequential(pipeline(), kauto.RandAugment(2, 10))
-    before = settings_of(used)
-
-    cf.augment_batch(torch.rand(4, 3, 16, 16), used)
-
-    assert settings_of(used) == before
-
-
 def settings_of(augmentation):
     state = State(model=None)
     Engine(state, algorithms=Augment(augmentation))
     return state.state_dict()["algorithms"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "text"),
-    [
-        ({"augmentation": "flip"}, TypeError, "augmentation must be a module"),
-        ({"box_format": "yxyx"}, ValueError, "box_format must be one of"),
-        ({"min_visible": 2}, ValueError, "min_visible"),
-        ({"labels_key": 1}, ValueError, "labels_key=1 needs boxes_key"),
-    ],
-)
-def test_bad_settings(settings, error, text):
-    """Invalid settings raise at construction."""
-    with pytest.raises(error, match=text):
-        Augment(**{"augmentation": ka.RandomHorizontalFlip()} | settings)

@@ -148,14 +148,6 @@ class TestRecipe:
 
         assert [one.key for one in entries[Event.INIT]] == ["BlurPool", "ChannelsLast"]
 
-    def test_blurred_layers_are_channels_last(self, conv_net, make_engine, recipe):
-        """Convolutions inside blurred layers have the new memory format."""
-        model = conv_net()
-
-        make_engine(model, *recipe())
-
-        assert model.layers[2].conv.weight.is_contiguous(memory_format=torch.channels_last)
-
 
 class TestWithoutEngine:
     @pytest.mark.parametrize(
@@ -179,20 +171,6 @@ class TestWithoutEngine:
         assert not torch.equal(alone.batch[0], images)
         assert torch.equal(alone.batch[0], engine.state.batch[0])
 
-    @pytest.mark.parametrize("make", [lambda: MixUp(5.0), CutMix])
-    def test_unsplit_batch_draws_like_first_microbatch(self, make):
-        """The draws are the same whether the loop sets the first microbatch or none."""
-        images, targets = torch.rand(8, 3, 8, 8), torch.arange(8) % 3
-        mixed = []
-        for number in (-1, 0, 1):
-            engine = Engine(State(model=None), algorithms=make())
-            engine.state.batch, engine.state.microbatch = (images, targets), number
-            engine.run_event("before_forward")
-            mixed.append(engine.state.batch[0])
-
-        assert torch.equal(mixed[0], mixed[1])
-        assert not torch.equal(mixed[1], mixed[2])
-
 
 class TestConflicts:
     @pytest.mark.parametrize("kind", [EMA, BlurPool, ChannelsLast])
@@ -204,11 +182,6 @@ class TestConflicts:
             Engine(State(model=None), algorithms=[kind(), kind()])
 
         assert f"Remove one: {kind()!r} or {kind()!r}." in str(caught.value)
-
-    @pytest.mark.parametrize("kind", [MixUp, LabelSmoothing])
-    def test_two_instances_are_allowed(self, kind):
-        """Two instances are allowed where the second can act on the first one's result."""
-        assert [one.name for one in explain([kind(), kind()]).algorithms] == [kind.__name__, f"{kind.__name__}.1"]
 
 
 @pytest.mark.parametrize("first_blur", [True, False])

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from composer.algorithms import CutMix, LabelSmoothing
-from composer.core import explain
+from composer.algorithms import CutMix
 
 SAMPLES = 8
 
@@ -65,18 +64,6 @@ def test_losses_are_blended_by_area(pixels, make_engine, step, numbered):
     assert torch.equal(state.batch[1], ids)
 
 
-def test_smoothing_follows_mixing(pixels, make_engine, step, numbered, one_hot):
-    """LabelSmoothing smooths the mixed labels, independent of list order."""
-    recorded = []
-    for algorithms in ([CutMix(), LabelSmoothing(0.3)], [LabelSmoothing(0.3), CutMix()]):
-        step(make_engine(pixels, *algorithms), numbered)
-        recorded.append(pixels.seen.targets[-1])
-    step(make_engine(pixels, CutMix()), numbered)
-
-    assert torch.allclose(recorded[0], 0.7 * pixels.seen.targets[-1] + 0.1)
-    assert torch.equal(recorded[0], recorded[1])
-
-
 def test_loader_batch_is_not_modified(pixels, make_engine, step, numbered):
     """The loader's tensors are not modified."""
     images, ids = numbered[0].clone(), numbered[1].clone()
@@ -85,17 +72,3 @@ def test_loader_batch_is_not_modified(pixels, make_engine, step, numbered):
 
     assert torch.equal(numbered[0], images)
     assert torch.equal(numbered[1], ids)
-
-
-def test_two_instances_warn():
-    """Two algorithms that interpolate the loss give a warning in the plan."""
-    plan = explain([CutMix(interpolate_loss=True), CutMix(interpolate_loss=True)])
-
-    assert any("loss" in warning for warning in plan.warnings)
-
-
-@pytest.mark.parametrize("alpha", [-1, float("nan"), "high"])
-def test_bad_settings(alpha):
-    """An alpha out of range raises."""
-    with pytest.raises((TypeError, ValueError), match="alpha"):
-        CutMix(alpha=alpha)

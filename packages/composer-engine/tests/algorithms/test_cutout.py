@@ -1,6 +1,5 @@
 """CutOut: squares of zeros."""
 
-import pytest
 import torch
 
 from composer.algorithms import CutOut
@@ -28,23 +27,6 @@ def test_square_is_zero():
     assert blank[0, 0].sum() == rows.sum() * columns.sum()
 
 
-def test_two_instances_draw_independently():
-    """Two CutOut instances draw different holes, and each hole equals the one it draws alone."""
-    both = holes_of(CutOut(length=0.25), CutOut(length=0.25))
-    first = holes_of(CutOut(length=0.25))
-
-    assert torch.equal(both & first, first)
-    assert both.sum() > first.sum()
-
-
-def test_draws_depend_on_the_batch():
-    """The next batch has another hole; the same batch has the same one."""
-    one, other, again = (holes_of(CutOut(length=0.25), batch=batch) for batch in (0, 1, 0))
-
-    assert not torch.equal(one, other)
-    assert torch.equal(one, again)
-
-
 def test_input_key():
     """Images in a dictionary are read by their key."""
     state = State(model=None)
@@ -55,10 +37,3 @@ def test_input_key():
 
     assert (state.batch["pixels"] == 0).any()
     assert torch.equal(state.batch["labels"], torch.arange(2))
-
-
-@pytest.mark.parametrize("settings", [{"num_holes": 0}, {"num_holes": 1.5}, {"length": 0}, {"length": 1.5}])
-def test_bad_settings(settings):
-    """Holes of size or number zero raise, with the setting's name."""
-    with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
-        CutOut(**settings)

@@ -15,19 +15,6 @@ from composer.core import Event, Stage, explain
 from fixtures import full_copy, same_bits
 
 
-class RunningMean(nn.Module):
-    """A layer that replaces the tensor of its buffer at each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("running_mean", torch.zeros(3))
-
-    def forward(self, input):
-        if self.training:
-            self.running_mean = 0.5 * self.running_mean + 0.5 * input.detach().mean(0)
-        return input - self.running_mean
-
-
 @pytest.fixture
 def make_ema():
     """Return the averaged weights of an engine's EMA, by name."""
@@ -132,18 +119,6 @@ class TestAverage:
 
         assert close(averaged, average(weights, [smoothing] * 2))
 
-    def test_interval_across_epochs(self, norm_net, make_engine, step, end_epoch, batch, make_ema, average, close):
-        """Intervals in epochs are counted evenly within and between epochs."""
-        engine = make_engine(norm_net(), EMA(half_life="0.25dur"), max_duration="4ep", dataloader_len=2)
-        weights = []
-        for _ in range(3):
-            weights += [full_copy(step(engine, batch).model) for _ in range(2)]
-            end_epoch(engine)
-
-        averaged = make_ema(engine)
-
-        assert close(averaged, average(weights, [0.5**0.5] * 5))
-
     def test_epochs_of_unknown_length(self, norm_net, make_engine, step, end_epoch, batch, make_ema, average, close):
         """An epoch of unknown length is counted at its end."""
         engine = make_engine(norm_net(), EMA(half_life="1ep", update_interval="1ba"))
@@ -193,36 +168,12 @@ class TestAverage:
 
         assert close(averaged, average([weights[number - 1] for number in batches], [smoothing] * (len(batches) - 1)))
 
-    def test_interval_of_epochs(self, norm_net, make_engine, step, end_epoch, batch, make_ema, average, close):
-        """Averaging begins after the first epoch, also if updates are rarer, as in MosaicML Composer 0.32.1."""
-        engine = make_engine(norm_net(), EMA(half_life="1ep", update_interval="2ep"))
-        weights = []
-        for _ in range(3):
-            weights.append(full_copy(step(engine, batch).model))
-            end_epoch(engine)
-
-        averaged = make_ema(engine)
-
-        assert close(averaged, average(weights[:2], [0.25]))
-
     def test_buffers(self, started_engine, make_ema):
         """A norm's running mean is averaged; its batch counter is copied."""
         weights, averaged = started_engine.state.model.state_dict(), make_ema(started_engine)
 
         assert not torch.allclose(averaged["layers.1.running_mean"], weights["layers.1.running_mean"])
         assert averaged["layers.1.num_batches_tracked"] == 3
-
-    def test_replaced_buffers(self, watch, make_engine, step, batch, make_ema, average, close):
-        """A buffer whose tensor a module replaces is read from the model."""
-        model = watch(nn.Sequential(nn.Linear(8, 3), RunningMean()))
-        engine = make_engine(model, EMA(half_life="1ba"))
-        weights = [full_copy(step(engine, batch).model) for _ in range(3)]
-
-        averaged = make_ema(engine)
-        engine.run_event("eval_start")
-
-        assert close(averaged, average(weights, [0.5] * 2))
-        assert close(full_copy(model), averaged)
 
     def test_shared_weights(self, watch, make_engine, step, batch, make_ema, average, close):
         """Tied weights are averaged once."""
@@ -248,17 +199,6 @@ class TestStart:
 
         assert close(averaged, average(weights[2:], [0.5]))
 
-    def test_continues_in_a_longer_training(self, norm_net, make_engine, step, batch, make_ema, average, close):
-        """Averaging continues after the training is extended, even if ema_start is then later than the current time."""
-        engine = make_engine(norm_net(), EMA(half_life="1ba", ema_start="0.5dur"), max_duration="2ba")
-        weights = [full_copy(step(engine, batch).model) for _ in range(2)]
-        engine.state.max_duration = "100ba"
-        weights.append(full_copy(step(engine, batch).model))
-
-        averaged = make_ema(engine)
-
-        assert close(averaged, average(weights, [0.5] * 2))
-
     def test_no_average_before_start(self, norm_net, make_engine, step, batch):
         """Before the start there is no averaged model, and evaluation uses the training weights."""
         engine = make_engine(norm_net(), EMA(ema_start="3ba"))
@@ -271,14 +211,6 @@ class TestStart:
         assert same_bits(engine.state.algorithms[0].get_training_model(engine.state.model).state_dict(), before)
         with pytest.raises(RuntimeError, match="EMA has not averaged anything yet: it begins at 3ba"):
             engine.state.algorithms[0].get_ema_model(engine.state.model)
-
-    def test_unknown_training_length(self, norm_net, make_engine, step, batch, make_ema):
-        """With the default settings, averaging works without a max_duration."""
-        engine = make_engine(norm_net(), EMA())
-
-        step(engine, batch)
-
-        assert make_ema(engine)
 
     @pytest.mark.parametrize(
         ("name", "settings"), [("half_life", {"half_life": "0.1dur"}), ("", {"ema_start": "0.1dur"})]
@@ -324,23 +256,6 @@ class TestEvaluation:
         assert same_bits(full_copy(started_engine.state.model), before)
         assert same_bits(make_ema(started_engine), averaged)
 
-    def test_prediction_within_an_evaluation(self, started_engine, make_ema):
-        """After a nested prediction, the evaluation continues with the averaged weights."""
-        averaged = make_ema(started_engine)
-
-        for event in ("eval_start", "predict_start", "predict_end"):
-            started_engine.run_event(event)
-
-        assert same_bits(full_copy(started_engine.state.model), averaged)
-
-    def test_parameter_objects_are_preserved(self, started_engine):
-        """The optimizer's parameters are the model's during and after an evaluation."""
-        before = list(started_engine.state.model.parameters())
-
-        started_engine.run_event("eval_start")
-
-        assert all(one is other for one, other in zip(before, started_engine.state.model.parameters(), strict=True))
-
     def test_restored_after_an_error(self, started_engine):
         """After an evaluation fails, engine.restore() restores the training weights, also if called twice."""
         before = full_copy(started_engine.state.model)
@@ -349,19 +264,6 @@ class TestEvaluation:
         started_engine.restore()
         started_engine.restore()
 
-        assert same_bits(full_copy(started_engine.state.model), before)
-
-    def test_next_evaluation_after_an_error(self, started_engine, make_ema):
-        """An evaluation after a failed and restored one works as usual."""
-        before, averaged = full_copy(started_engine.state.model), make_ema(started_engine)
-        started_engine.run_event("eval_start")
-        started_engine.restore()
-
-        started_engine.run_event("predict_start")
-        within = full_copy(started_engine.state.model)
-        started_engine.run_event("predict_end")
-
-        assert same_bits(within, averaged)
         assert same_bits(full_copy(started_engine.state.model), before)
 
     def test_training_on_averages_raises(self, started_engine, step, batch):
@@ -387,127 +289,6 @@ class TestEvaluation:
 
         assert same_bits(results[0][0], results[1][0])
         assert same_bits(results[0][1], results[1][1])
-
-
-@pytest.fixture
-def slow_engine(watch, make_engine):
-    """An engine with a model in bfloat16 and an EMA after ten half-updates from 1.0 towards 1.5."""
-    model = watch(nn.Linear(8, 3, bias=False, dtype=torch.bfloat16))
-    nn.init.constant_(model.layers.weight, 1.0)
-    engine = make_engine(model, EMA(half_life="1000ba"))
-    for number in range(3001):
-        engine.state.timestamp = engine.state.timestamp.to_next_batch()
-        engine.run_event("batch_end")
-        if not number:
-            nn.init.constant_(model.layers.weight, 1.5)
-    return engine
-
-
-class TestLowPrecision:
-    # An eighth of the difference is left after three half-lives.
-    EXPECTED = torch.full((3, 8), 1.5 - 0.5 / 8)
-
-    def test_averages_are_in_float32(self, slow_engine):
-        """The average follows changes that are below the precision of bfloat16."""
-        (averages,), _ = slow_engine.state.algorithms[0]._averages.tensors(["layers.weight"])
-
-        torch.testing.assert_close(averages, self.EXPECTED)
-
-    def test_evaluation_keeps_the_dtype(self, slow_engine):
-        """During an evaluation the model has the rounded averages, and then the training weights."""
-        weight = slow_engine.state.model.layers.weight
-
-        slow_engine.run_event("eval_start")
-        during = weight.detach().clone()
-        slow_engine.run_event("eval_end")
-
-        assert torch.equal(during, self.EXPECTED.bfloat16())
-        assert torch.equal(weight, torch.full((3, 8), 1.5, dtype=torch.bfloat16))
-
-    @pytest.mark.parametrize("events", [[], ["eval_start"]], ids=["training", "evaluating"])
-    def test_averages_are_not_rounded(self, slow_engine, watch, make_engine, events):
-        """Evaluations, and checkpoints before and within them, keep the averages in float32."""
-        weight = nn.init.constant_(slow_engine.state.model.layers.weight, 1.3)
-        for event in ("eval_start", "eval_end", "predict_start", "predict_end"):
-            slow_engine.run_event(event)
-        (exact,), _ = slow_engine.state.algorithms[0]._averages.tensors(["layers.weight"])
-        exact = exact.clone()
-        for event in events:
-            slow_engine.run_event(event)
-        saved = slow_engine.state.algorithms[0].state_dict()
-
-        other = make_engine(watch(nn.Linear(8, 3, bias=False, dtype=torch.bfloat16)), EMA(half_life="1000ba"))
-        other.state.model.load_state_dict(slow_engine.state.model.state_dict())
-        other.state.algorithms[0].load_state_dict(saved)
-        other.state.timestamp = slow_engine.state.timestamp
-        other.run_event("fit_start")
-        other.run_event("eval_end")
-
-        (average,), _ = other.state.algorithms[0]._averages.tensors(["layers.weight"])
-        # Nothing between two values of bfloat16 is lost, and the training weights are those before the evaluation.
-        assert torch.equal(average, exact)
-        assert not torch.equal(average, average.bfloat16().float())
-        assert torch.equal(other.state.model.layers.weight, torch.full_like(weight, 1.3))
-
-
-class Growing(nn.Module):
-    """A layer with a cache that grows at each call, and other buffers that cannot be averaged."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 3)
-        self.register_buffer("cache", torch.ones(1, 2))
-        self.register_buffer("filled", None)
-        self.register_buffer("removed", torch.ones(1, 2))
-        self.register_buffer("sparse", torch.eye(3).to_sparse())
-        self.register_buffer("quantized", torch.ones(3).to(torch.float8_e4m3fn))
-        self.register_buffer("expanded", torch.ones(1, 2).expand(3, 2))
-
-    def forward(self, input):
-        self.removed = None if self.filled is not None else self.removed
-        self.filled = torch.ones(2)
-        self.cache = torch.cat([self.cache, self.cache[-1:] + 1])
-        return self.linear(input)
-
-
-class TestBuffersWithoutAverage:
-    def test_are_copied(self, watch, make_engine, step, batch):
-        """Evaluations have the buffers of the last update, and the training its own."""
-        model = watch(Growing())
-        engine = make_engine(model, EMA(half_life="2ba"))
-        for _ in range(3):
-            step(engine, batch)
-        cache = model.layers.cache
-
-        engine.run_event("eval_start")
-        within = model.layers.cache
-        model(batch)
-        engine.run_event("eval_end")
-        step(engine, batch)
-
-        assert torch.equal(within, torch.tensor([[1.0], [2], [3], [4]]).expand(4, 2))
-        assert within is not cache
-        assert torch.equal(model.layers.cache, torch.tensor([[1.0], [2], [3], [4], [5]]).expand(5, 2))
-
-    @pytest.mark.parametrize("events", [[], ["eval_start"]], ids=["training", "evaluating"])
-    def test_do_not_prevent_loading(self, watch, make_engine, step, batch, events):
-        """Averages can be loaded when a cache has another size, and are then those of the saved weights."""
-        engine = make_engine(watch(Growing()), EMA(half_life="2ba"))
-        for _ in range(3):
-            step(engine, batch)
-        averaged = engine.state.algorithms[0].get_ema_model(engine.state.model).layers.linear.weight
-        for event in events:
-            engine.run_event(event)
-
-        other = make_engine(watch(Growing()), EMA(half_life="2ba"))
-        if events:
-            other.state.model.layers.linear.load_state_dict(engine.state.model.layers.linear.state_dict())
-        other.state.algorithms[0].load_state_dict(engine.state.algorithms[0].state_dict())
-        other.state.timestamp = engine.state.timestamp
-        other.run_event("fit_start")
-        other.run_event("eval_start")
-
-        assert torch.equal(other.state.model.layers.linear.weight, averaged)
 
 
 class TestWrapping:
@@ -552,17 +333,6 @@ class TestCopies:
         assert same_bits(copies[0].state_dict(), averaged)
         assert same_bits(copies[1].state_dict(), before)
         assert same_bits(full_copy(model), weights)
-
-    def test_copies_are_independent(self, started_engine):
-        """Modifying a copy does not modify the model or the average."""
-        (algorithm,), model = started_engine.state.algorithms, started_engine.state.model
-        before, averaged = full_copy(model), algorithm.get_ema_model(model).state_dict()
-
-        for copy in (algorithm.get_ema_model(model), algorithm.get_training_model(model)):
-            nn.init.zeros_(copy.layers[0].weight)
-
-        assert same_bits(full_copy(model), before)
-        assert same_bits(algorithm.get_ema_model(model).state_dict(), averaged)
 
 
 class TestSharded:
@@ -613,18 +383,6 @@ class TestPlan:
 
         assert set(entries) == {"fit_start", "fit_end", event, "eval_start", "eval_end", "predict_start", "predict_end"}
         assert {one.stage for listed in entries.values() for one in listed} == {Stage.WEIGHTS}
-
-    def test_events_are_enum_members(self):
-        """The declared events are members of Event."""
-        assert all(isinstance(event, Event) for event in EMA().runs_at_events())
-
-
-def test_second_model_raises(started_engine, norm_net, make_engine, step, batch):
-    """An EMA that has averaged one model raises when it is used with another."""
-    used = started_engine.state.algorithms[-1]
-
-    with pytest.raises(RuntimeError, match="EMA of its own"):
-        step(make_engine(norm_net(), used), batch)
 
 
 class TestSlowAverage:

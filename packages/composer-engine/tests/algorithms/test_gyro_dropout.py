@@ -68,22 +68,3 @@ class TestGyroDropout(Surgery):
             ValueError, match=r"set State\.max_duration in epochs or batches, and train on a loader that"
         ):
             Engine(unknown, algorithms=GyroDropout()).run_event("fit_start")
-
-    def test_missing_max_duration_raises(self):
-        """A training of unknown length raises."""
-        engine = Engine(State(model=convolutions()), algorithms=GyroDropout())
-
-        with pytest.raises(ValueError, match="max_duration"):
-            engine.run_event("fit_start")
-
-    @pytest.mark.parametrize(
-        ("settings", "name"),
-        [
-            ({"p": 1.0}, "p must"),
-            ({"sigma": 2, "tau": 4}, "sigma"),
-        ],
-    )
-    def test_bad_settings(self, settings, name):
-        """Settings out of range raise at construction, with their names."""
-        with pytest.raises((TypeError, ValueError), match=name):
-            GyroDropout(**settings)

@@ -1,7 +1,5 @@
 """InfoBatch in custom loops: which samples an epoch has, the weighted loss, and errors."""
 
-import pickle
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,8 @@ from torch.nn.functional import cross_entropy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
-from composer.algorithms import InfoBatch, InfoBatchDataset, SelectiveBackprop
-from composer.core import Adapter, AlgorithmConflictError, Engine, Event, State, explain, served_fields
+from composer.algorithms import InfoBatch, InfoBatchDataset
+from composer.core import Adapter, Engine, Event, State, served_fields
 
 
 def loss(outputs, batch, **options):
@@ -94,16 +92,6 @@ class TestOrder:
 
 
 class TestDataset:
-    def test_has_the_methods_of_the_data_set(self):
-        """It has set_epoch if the data set has it, and nothing else of it; workers get a copy."""
-        data, plain = InfoBatchDataset(OfEpochs()), InfoBatchDataset([1, 2])
-        data.set_epoch(3)
-
-        assert data[0] == (0, 3)
-        assert not hasattr(plain, "set_epoch")
-        assert not hasattr(data, "transform")
-        assert pickle.loads(pickle.dumps(plain))[1] == (1, 2)
-
     def test_restores_the_order(self):
         """The state of the sampler is the order and the part of the process."""
         data, other = InfoBatchDataset(range(5)), InfoBatchDataset(range(5))
@@ -113,26 +101,6 @@ class TestDataset:
 
         assert list(other.sampler) == [0]
         assert len(other.sampler) == 2
-
-    def test_needs_a_length(self):
-        """A stream cannot be pruned."""
-        with pytest.raises(TypeError, match="dataset must have __getitem__ and __len__, got generator"):
-            InfoBatchDataset(each for each in range(3))
-
-
-class OfEpochs:
-    """A data set with another sample in each epoch."""
-
-    epoch = 0
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return self.epoch + index
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
 
 
 class TestErrors:
@@ -167,13 +135,6 @@ class TestErrors:
         with pytest.raises(TypeError, match="InfoBatch needs the loss of each sample"):
             self.start(loss_function=lambda outputs, batch: outputs.sum())
 
-    def test_a_loss_of_the_batch(self):
-        """A loss that ignores reduction='none' is an error."""
-        state = make_state(loss_function=lambda outputs, batch, reduction="mean": outputs.mean())
-
-        with pytest.raises(ValueError, match="a loss for each of the 8 samples"):
-            train(state, Engine(state, algorithms=InfoBatch()))
-
     def test_other_number_of_samples_or_processes(self):
         """An epoch continues only with as many samples and processes."""
         saved = make_state()
@@ -206,8 +167,3 @@ class TestErrors:
 
         with pytest.raises(ValueError, match="InfoBatch cannot run in MyLoop: it writes 'train_dataloader'"):
             Adapter(served, nn.Linear(2, 2), InfoBatch())
-
-    def test_two_that_choose_samples(self):
-        """SelectiveBackprop is a conflict."""
-        with pytest.raises(AlgorithmConflictError, match="the choice of samples"):
-            explain([InfoBatch(), SelectiveBackprop()])

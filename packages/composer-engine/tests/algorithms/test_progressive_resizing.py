@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from composer.algorithms import ProgressiveResizing
-from composer.core import Engine, State
 
 
 class TestProgressiveResizing:
@@ -37,28 +36,3 @@ class TestProgressiveResizing:
 
         assert all(image == mask for image, mask in sizes)
         assert sizes[0] == [16, 16]
-
-    def test_missing_max_duration_raises(self):
-        """Fractions without a max_duration raise."""
-        state = State(model=None)
-        engine = Engine(state, algorithms=ProgressiveResizing())
-        state.batch = (torch.rand(2, 3, 32, 32), torch.arange(2))
-
-        with pytest.raises(ValueError, match="max_duration"):
-            engine.run_event("after_dataloader")
-
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {"mode": "stretch"},
-            {"initial_scale": 0},
-            {"finetune_fraction": 1.5},
-            {"delay_fraction": -0.1},
-            {"size_increment": 0},
-            {"delay_fraction": 0.7, "finetune_fraction": 0.7},
-        ],
-    )
-    def test_bad_settings(self, settings):
-        """Settings out of range raise, with their names."""
-        with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
-            ProgressiveResizing(**settings)

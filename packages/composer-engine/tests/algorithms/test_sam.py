@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from composer import functional as cf
 from composer.algorithms import SAM
-from composer.core import AlgorithmConflictError, Engine, NoEffectWarning, State, explain
+from composer.core import Engine, State
 
 
 def reference_sam_step(model, inputs, targets, rate, rho):
@@ -81,25 +81,6 @@ def test_state_is_independent_of_wrapping(batch):
 
     assert saved["state"].keys() == plain.state_dict()["state"].keys()
     assert torch.equal(other.state_dict()["state"][0]["exp_avg"], saved["state"][0]["exp_avg"])
-
-
-def test_two_instances_raise():
-    """Two instances raise."""
-    with pytest.raises(AlgorithmConflictError, match="SAM"):
-        explain([SAM(), SAM()])
-
-
-def test_warns_without_optimizers():
-    """Without optimizers a warning is given."""
-    with pytest.warns(NoEffectWarning, match="optimizer"):
-        Engine(State(model=None), algorithms=SAM()).run_event("after_load")
-
-
-@pytest.mark.parametrize("settings", [{"rho": -1}, {"epsilon": 0}, {"interval": 0}, {"interval": 1.5}, {"rho": "far"}])
-def test_bad_settings(settings):
-    """Settings out of range raise, with their names."""
-    with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
-        SAM(**settings)
 
 
 @pytest.mark.parametrize("is_taken_early", [False, True])

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from composer.algorithms import MixUp, SelectiveBackprop
-from composer.core import AlgorithmConflictError, Engine, Event, NoEffectWarning, State, explain
+from composer.core import Engine, Event, NoEffectWarning, State, explain
 
 
 class Model(nn.Module):
@@ -69,54 +69,6 @@ def test_selects_the_highest_losses(samples):
     assert torch.equal(targets, samples[1][expected])
 
 
-def test_selects_all_per_sample_tensors(samples):
-    """All tensors with one row per sample are selected from; others do not change."""
-    model = Model(keys=("x", "y"))
-    batch = {"x": samples[0], "y": samples[1], "mask": torch.arange(8), "step": torch.tensor(3), "name": "batch"}
-    batch |= {"names": [f"sample {place}" for place in range(8)], "pair": (tuple(range(8)), list("abcdefgh"))}
-    expected = hardest(model, batch | {1: samples[1]}, 4)
-
-    chosen = select(model, batch, input_key="x", target_key="y")
-
-    assert torch.equal(chosen["mask"], expected)
-    assert torch.equal(chosen["x"], samples[0][expected])
-    assert chosen["names"] == [f"sample {place}" for place in expected]
-    assert chosen["pair"] == (tuple(expected.tolist()), ["abcdefgh"[place] for place in expected])
-    assert chosen["step"].item() == 3
-    assert chosen["name"] == "batch"
-
-
-def test_list_targets(samples):
-    """Targets in lists are selected with the samples."""
-
-    class OfNames(Model):
-        def loss(self, outputs, batch, reduction="mean"):
-            return cross_entropy(outputs, torch.tensor([len(name) for name in batch[1]]), reduction=reduction)
-
-    model = OfNames()
-    expected = hardest(model, samples, 4)
-    names = ["x" * label for label in samples[1].tolist()]
-
-    inputs, targets = select(model, (samples[0], names))
-
-    assert torch.equal(inputs, samples[0][expected])
-    assert targets == [names[place] for place in expected]
-
-
-def test_extra_pass_has_no_side_effects(samples):
-    """The extra forward pass changes no running statistics, draws nothing and leaves no gradient."""
-    model = Model()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    generator = torch.get_rng_state()
-
-    select(model, samples)
-
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), generator)
-    assert model.training
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 @pytest.mark.parametrize(("epochs", "batch_in_epoch", "count"), [(4, 0, 8), (5, 0, 4), (5, 1, 8), (8, 2, 4), (9, 0, 8)])
 def test_runs_between_start_and_end(samples, epochs, batch_in_epoch, count):
     """Samples are selected between start and end, except in every second batch."""
@@ -157,16 +109,6 @@ def test_does_not_warn_if_samples_were_selected(samples, resumed_at):
     assert caught == []
 
 
-def test_loader_batch_is_not_modified(samples):
-    """The loader's batch is not modified."""
-    batch, inputs = list(samples), samples[0].clone()
-
-    select(Model(), batch)
-
-    assert torch.equal(batch[0], inputs)
-    assert len(batch[1]) == 8
-
-
 def test_loss_without_reduction_argument_raises(samples):
     """A model whose loss has no per-sample form raises an error with the remedy."""
 
@@ -183,22 +125,6 @@ def test_precedes_augmentation():
     plan = explain([MixUp(), SelectiveBackprop()])
 
     assert [entry.key for entry in plan.entries[Event.AFTER_DATALOADER]] == ["SelectiveBackprop"]
-
-
-def test_two_instances_raise():
-    """Two instances raise."""
-    with pytest.raises(AlgorithmConflictError, match="SelectiveBackprop"):
-        explain([SelectiveBackprop(), SelectiveBackprop()])
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"start": -0.1}, {"end": 0.2}, {"keep": 0}, {"keep": 1.5}, {"scale_factor": 0}, {"interrupt": -1}],
-)
-def test_bad_settings(settings):
-    """Settings out of range raise, with their names."""
-    with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
-        SelectiveBackprop(**settings)
 
 
 @pytest.mark.parametrize("kind", ["BatchEncoding", "dataclass"])

@@ -159,22 +159,3 @@ def test_scaler_of_the_loop_is_an_error():
 
     with pytest.raises(RuntimeError, match="could not skip steps of Scaled, because a GradScaler"):
         end(lambda parameters: Scaled(parameters, lr=0.01, fused=True), guard())
-
-
-def test_indices_must_be_a_tensor():
-    """A key of something else raises an error with its type."""
-    data = [{"inputs": torch.rand(8, 4), "targets": torch.arange(8) % 3, "names": ["a"] * 8}]
-
-    class OfDictionaries(WithLoss):
-        def forward(self, batch):
-            return self.network(batch["inputs"])
-
-        def loss(self, outputs, batch):
-            return torch.nn.functional.cross_entropy(outputs, batch["targets"])
-
-    model = OfDictionaries(make_network())
-    optimizer = optim.SGD(model.parameters(), lr=0.01)
-    state = State(model, optimizers=optimizer, max_duration="1ba", train_dataloader=data)
-
-    with pytest.raises(TypeError, match="index_key='names' must be the key of a tensor, got list"):
-        Training(state, [guard(index_key="names")]).run(1)

@@ -4,8 +4,8 @@ import pytest
 
 from composer import functional as cf
 from composer.algorithms import StochasticDepth
-from composer.core import NoEffectWarning, Time, Timestamp
-from fixtures.surgery import Surgery, bottlenecks, convolutions, start
+from composer.core import Time, Timestamp
+from fixtures.surgery import Surgery, bottlenecks, start
 
 
 class TestStochasticDepth(Surgery):
@@ -43,28 +43,9 @@ class TestStochasticDepth(Surgery):
 
         assert rates == pytest.approx([0.2, 0.4, 0.0])
 
-    def test_no_block_warns(self):
-        """A model without matching blocks gives a warning and trains."""
-        with pytest.warns(NoEffectWarning):
-            engine = start(convolutions(), StochasticDepth("ResNetBottleneck", drop_warmup=0.5))
-
-        engine.run_event("batch_start")
-
-        assert not cf.count_module_instances(engine.state.model, cf.StochasticDepthBlock)
-
     def test_reports_unused_parameters(self):
         """find_unused_parameters and draws_layers are set where complete blocks are skipped, not where samples are."""
         block, sample = StochasticDepth("ResNetBottleneck"), StochasticDepth("ResNetBottleneck", "sample")
 
         assert (block.find_unused_parameters, block.draws_layers) == (True, True)
         assert (sample.find_unused_parameters, sample.draws_layers) == (False, False)
-
-    @pytest.mark.parametrize(
-        "settings",
-        [{"stochastic_method": "row"}, {"drop_rate": 1.5}, {"drop_distribution": "normal"}]
-        + [{"drop_warmup": warmup} for warmup in (2, "2dur", "10ep", "soon", None)],
-    )
-    def test_bad_settings(self, settings):
-        """Settings out of range raise, with their names."""
-        with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
-            StochasticDepth("ResNetBottleneck", **settings)

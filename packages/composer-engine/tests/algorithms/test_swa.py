@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from composer.algorithms import EMA, SWA, LayerFreezing
-from composer.core import AlgorithmConflictError, Engine, NoEffectWarning, State, Timestamp, explain
+from composer.algorithms import EMA, SWA
+from composer.core import Engine, NoEffectWarning, State
 from fixtures import full_copy, same_bits
 
 
@@ -85,16 +85,6 @@ class TestAverage:
         assert not same_bits(during, before)
         assert same_bits(full_copy(engine.state.model), before)
         assert all(one is other for one, other in zip(engine.state.model.parameters(), objects, strict=True))
-
-    def test_restored_after_an_error(self, run):
-        """engine.restore() restores the training weights after a failed evaluation."""
-        engine = run(SWA(swa_start="2ep", swa_end="9ep"), epochs=5)
-        before = full_copy(engine.state.model)
-        engine.run_event("eval_start")
-
-        engine.restore()
-
-        assert same_bits(full_copy(engine.state.model), before)
 
     def test_no_average_before_start(self, run, evaluate):
         """Evaluations before swa_start use the training weights, and there is no averaged model."""
@@ -177,39 +167,8 @@ class TestLearningRate:
 
         assert rates == pytest.approx([0.1 * 0.9**5])
 
-    def test_without_optimizers(self, norm_net):
-        """A state without optimizers is averaged too."""
-        state = State(model=norm_net(), max_duration="10ep")
-        engine = Engine(state, algorithms=SWA(swa_start="1ep", swa_end="9ep", schedule_swa_lr=True, swa_lr=0.1))
-        engine.run_event("fit_start")
-        for _ in range(2):
-            state.timestamp = state.timestamp.to_next_epoch()
-            engine.run_event("epoch_end")
-
-        assert state.algorithms[0].state_dict()["num_averaged"] == 2
-
 
 class TestState:
-    def test_resumes_exactly(self, norm_net, make_engine, run):
-        """A resumed training ends with bit-identical weights and averages."""
-        settings = {"swa_start": "3ep", "swa_end": "8ep"}
-        torch.manual_seed(3)
-        complete = run(SWA(**settings), epochs=9)
-
-        torch.manual_seed(3)
-        first = run(SWA(**settings), epochs=5)
-        saved = first.state.algorithms[0].state_dict()
-        model = norm_net()
-        model.load_state_dict(first.state.model.state_dict())
-        second = make_engine(model, SWA(**settings), max_duration="10ep", start=False)
-        second.state.optimizers[0].load_state_dict(first.state.optimizers[0].state_dict())
-        second.state.timestamp = first.state.timestamp
-        second.state.algorithms[0].load_state_dict(saved)
-        second.run_event("fit_start")
-        run(engine=second, epochs=4)
-
-        assert same_bits(full_copy(second.state.model), full_copy(complete.state.model))
-
     @pytest.mark.parametrize("kind", [SWA, EMA])
     def test_weights_to_save(self, kind, run):
         """Outside evaluations the averaged weights are saved; during one, the training weights."""
@@ -254,57 +213,6 @@ class TestState:
             other.run_event("fit_start")
 
 
-@pytest.mark.parametrize("kind", [SWA, EMA, LayerFreezing])
-def test_wrong_keys_raise(kind):
-    """A missing or unexpected key raises before anything is loaded."""
-    algorithm = kind()
-    saved = algorithm.state_dict()
-
-    for state in ({}, {**saved, "half": 1}):
-        with pytest.raises(ValueError, match=kind.__name__):
-            algorithm.load_state_dict(state)
-
-    assert algorithm.state_dict() == saved
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        (SWA, {"num_averaged": "3"}),
-        (SWA, {"is_over": 1}),
-        (SWA, {"first_lrs": [0.1]}),
-        (SWA, {"averaged_weights": {"weight": "text"}}),
-        (EMA, {"updated_at": {}}),
-        (EMA, {"training_weights": [torch.zeros(2)]}),
-        (LayerFreezing, {"frozen_at": "half"}),
-    ],
-)
-def test_value_of_wrong_type_raises(kind, changes):
-    """A value of the wrong type raises when the state is checked, before anything is loaded."""
-    algorithm = kind()
-
-    with pytest.raises(ValueError, match=rf"{kind.__name__}\.{next(iter(changes))}"):
-        algorithm.check_state_dict(algorithm.state_dict() | changes)
-
-
-@pytest.mark.parametrize("kind", [SWA, EMA])
-def test_loaded_state_is_copied(kind, run, norm_net, make_engine, step, batch):
-    """Training does not modify a loaded state."""
-    settings = {"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {}
-    saved = run(kind(**settings), epochs=4).state.algorithms[0].state_dict()
-    before = {name: tensor.clone() for name, tensor in saved["averaged_weights"].items()}
-
-    engine = make_engine(norm_net(), kind(**settings), max_duration="10ep", start=False)
-    engine.state.algorithms[0].load_state_dict(saved)
-    engine.run_event("fit_start")
-    for _ in range(2):
-        step(engine, batch)
-        engine.state.timestamp = engine.state.timestamp.to_next_epoch()
-        engine.run_event("epoch_end")
-
-    assert all(torch.equal(tensor, before[name]) for name, tensor in saved["averaged_weights"].items())
-
-
 @pytest.mark.parametrize("algorithm", [SWA(swa_start="5ep", swa_end="6ep"), EMA(ema_start="5ep")], ids=["SWA", "EMA"])
 def test_warns_if_it_never_started(algorithm, run):
     """A fit that ends before averaging starts gives a warning with the start time."""
@@ -323,23 +231,6 @@ def test_warns_of_one_update(run, swa_start, swa_end):
         engine.run_event("fit_end")
 
 
-def test_restarts_after_time_reset(run, evaluate):
-    """After its end, SWA restarts when the clock is reset."""
-    engine = run(SWA(swa_start="1ep", swa_end="3ep"), epochs=4)
-    engine.state.timestamp = Timestamp()
-    engine.run_event("fit_start")
-
-    run(engine=engine, epochs=2)
-
-    assert not same_bits(evaluate(engine), full_copy(engine.state.model))
-
-
-def test_conflicts_with_ema():
-    """Only one algorithm may own the evaluation weights."""
-    with pytest.raises(AlgorithmConflictError, match="EMA"):
-        explain([EMA(), SWA()])
-
-
 def test_fraction_without_max_duration_raises(norm_net, batch, step):
     """'0.7dur' without a max_duration raises an error with the remedy."""
     model = norm_net()
@@ -349,23 +240,3 @@ def test_fraction_without_max_duration_raises(norm_net, batch, step):
 
     with pytest.raises(ValueError, match="max_duration"):
         step(engine, batch)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"swa_start": "1.5dur"},
-        {"swa_start": "-1ep"},
-        {"swa_end": "0.5dur"},
-        {"update_interval": "0ba"},
-        {"update_interval": "10sp"},
-        {"anneal_strategy": "jump"},
-        {"anneal_steps": -1},
-        {"swa_lr": -0.1},
-        {"swa_start": "soon"},
-    ],
-)
-def test_bad_settings(settings):
-    """Invalid settings raise, with their names."""
-    with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
-        SWA(**settings)

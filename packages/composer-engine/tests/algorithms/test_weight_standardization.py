@@ -1,6 +1,5 @@
 """WeightStandardization: weights of convolutions with mean 0 and variance 1."""
 
-import pytest
 from torch import nn
 
 from composer import functional as cf
@@ -12,8 +11,3 @@ class TestWeightStandardization(Surgery):
     make = WeightStandardization
     inserted = cf.WeightStandardizer
     former_names = {"WeightStandardization/num_weights_standardized": nn.Conv2d}
-
-    def test_bad_settings(self):
-        """A negative number of layers raises at construction."""
-        with pytest.raises(ValueError, match="n_last_layers_ignore"):
-            WeightStandardization(-1)

@@ -1,6 +1,5 @@
 """Dispatch: which components are called at an event, when the plan is built, and warnings about incomplete loops."""
 
-import copy
 import warnings
 
 import pytest
@@ -113,17 +112,6 @@ class TestRunEvent:
 
         assert calls == []
 
-    def test_key_error_of_an_algorithm_propagates(self, state, make):
-        """A KeyError in an algorithm is not reported as an unknown event."""
-
-        def fail(*_):
-            raise KeyError("mine")
-
-        engine = Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, apply=fail))
-
-        with pytest.raises(KeyError, match="mine"):
-            engine.run_event("batch_end")
-
 
 class TestProfilerMarker:
     def test_event_is_recorded_by_torch_profiler(self, state, make, calls):
@@ -135,11 +123,6 @@ class TestProfilerMarker:
 
         assert [one.name for one in profiler.events() if one.name.startswith("event/")] == ["event/batch_end"]
         assert calls == []
-
-    def test_unknown_event_raises(self, state):
-        """Unknown events also raise where nothing would be called."""
-        with pytest.raises(ValueError, match="There is no event 'batch_ends'; did you mean 'batch_end'"):
-            Engine(state).run_marker_only_event("batch_ends")
 
 
 class TestPlanCache:
@@ -206,17 +189,6 @@ class TestPlanCache:
 
         assert calls == [("Added", "fit_end")]
 
-    def test_warnings_are_not_repeated(self, state, make):
-        """A new plan only gives new warnings."""
-        with pytest.warns(UserWarning, match="A runs at no event") as caught:
-            engine = Engine(state, algorithms=make.algorithm("A"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            state.callbacks.append(make.callback("C", "fit_end"))
-            engine.run_event("fit_end")
-
-        assert caught[0].filename == __file__
-
 
 class TestPasses:
     def test_user_pass_runs_after_default_passes(self, state, make, calls):
@@ -230,20 +202,6 @@ class TestPasses:
 
         assert [name for name, _ in calls] == ["LABEL", "MIX"]
 
-    def test_pass_without_return_raises(self, state, make):
-        """The example of the specification returns nothing, which raises at construction."""
-
-        def run_last(algorithms, event):
-            algorithms = sorted(algorithms, key=lambda x: isinstance(x, Algorithm))
-
-        with pytest.raises(TypeError, match="The pass run_last returned nothing"):
-            Engine(state, algorithms=make.algorithm("A", {Event.INIT: Stage.LAYOUT}), algorithm_passes=[run_last])
-
-    def test_pass_that_is_no_function_raises(self, state):
-        """A number instead of passes raises with the argument's name."""
-        with pytest.raises(TypeError, match=r"algorithm_passes must be functions .* got 5"):
-            Engine(state, algorithm_passes=5)
-
     @pytest.mark.parametrize("index", [lambda p: (p, 0), lambda p: [(p, 0)]])
     def test_pass_index(self, state, index):
         """A pass registered at an early index can be overruled by the stages."""
@@ -256,11 +214,6 @@ class TestPasses:
 
         assert engine.algorithm_passes[0] is early
         assert engine.algorithm_passes[-1] is sort_to_back
-
-    def test_non_callable_pass_raises(self, state):
-        """A string is not a pass."""
-        with pytest.raises(TypeError, match="algorithm_pass must be a function"):
-            Engine(state).register_pass("run_last")
 
 
 class Wrapping(Callback):
@@ -296,19 +249,6 @@ class TestWrapping:
         assert written[:5] == ["W<A@batch_end", ">W", "W", "W<C@batch_end", ">W"]
         assert written[6:] == ["f", ">W", "W<L@batch_end", ">W"]
 
-    def test_first_wrapper_is_innermost(self, state, make):
-        """Later wrappers wrap the calls of earlier ones, and each wraps the other's hook."""
-        written = []
-        state.callbacks = Wrapping("A", written), Wrapping("B", written), make.callback("C", "batch_end")
-
-        Engine(state).run_event("batch_end")
-
-        assert written == [
-            *("B<Wrapping@batch_end", "A", ">B"),
-            *("A<Wrapping.1@batch_end", "B", ">A"),
-            *("B<C@batch_end", "A<C@batch_end", ">A", ">B"),
-        ]
-
     def test_skipped_calls_are_not_wrapped(self, state, make):
         """Skipped calls are not wrapped; an algorithm before training is wrapped with its draws."""
         written = []
@@ -342,28 +282,6 @@ class TestWrapping:
         engine.run_event("batch_start")
 
         assert calls == ["<batch_end", ("C", "batch_end"), ">", "<batch_start", ">"]
-
-    def test_identity_wrapper_has_no_cost(self, state, make):
-        """If a wrapper returns the event's call unchanged, the event's calls do not change."""
-
-        class Nothing(Callback):
-            def wrap_event(self, event, call):
-                return call
-
-        state.callbacks = Nothing()
-        engine = Engine(state)
-        engine.run_event("batch_end")
-
-        assert engine._table["batch_end"] == ()
-
-    @pytest.mark.parametrize("method", ["wrap_call", "wrap_event"])
-    def test_wrapper_without_return_raises(self, state, make, method):
-        """A wrapper that returns nothing raises, with its name."""
-        forgetful = type("Forgetful", (Callback,), {method: lambda self, *index: None})()
-        state.callbacks = forgetful, make.callback("C", "batch_end")
-
-        with pytest.raises(TypeError, match=f"Forgetful.{method} must return a function without arguments"):
-            Engine(state).run_event("batch_end")
 
 
 class TestTraces:
@@ -490,18 +408,6 @@ class TestSpecification:
 
         assert state.loss == 6
 
-    def test_conflicts_raise_at_construction(self, state, make):
-        """Conflicts raise when the engine is built."""
-        with pytest.raises(ValueError, match="A and B cannot run together"):
-            Engine(state, algorithms=[make.algorithm(n, owns={"it"}) for n in "AB"])
-
-
-@pytest.mark.parametrize("state", [None, torch.nn.Linear(2, 2), "state"])
-def test_missing_state_raises(state):
-    """A value that is not a State raises, with the parameter's name."""
-    with pytest.raises(TypeError, match=r"state must be a State, .* got"):
-        Engine(state)
-
 
 @pytest.fixture
 def run_events():
@@ -540,24 +446,6 @@ class TestEpoch:
             f'Add engine.run_event("{event.value}") to the loop: {event.place}.'
         )
 
-    def test_warning_is_given_once(self, engine_for, run_events):
-        """The warning is given once, also after a new plan."""
-        engine = engine_for(Event.BEFORE_LOSS)
-        run_events(engine, *PREPARE, "after_dataloader", "epoch_end")
-
-        engine.register_pass(lambda algorithms, event: algorithms)
-
-        assert run_events(engine, "after_dataloader", "epoch_end", "fit_end") == []
-
-    def test_one_warning_lists_all_algorithms(self, state, make, run_events):
-        """One warning lists all algorithms that need an event."""
-        algorithm = make.algorithm("A", {Event.BEFORE_LOSS: Stage.LABEL})
-        engine = Engine(state, algorithms=[algorithm, *(copy.copy(algorithm) for _ in range(4))])
-
-        (text,) = run_events(engine, "after_dataloader", "epoch_end")
-
-        assert text.startswith("A, A.1, A.2 and 2 more run at 'before_loss', but")
-
     def test_complete_loop_does_not_warn(self, engine_for, run_events):
         """A loop with all events gives no warning."""
         engine = engine_for(*Event)
@@ -576,13 +464,6 @@ class TestEpoch:
 
         assert run_events(engine, "epoch_start", "batch_end", "epoch_end") == []
 
-    def test_epoch_without_batches_is_not_checked(self, engine_for, run_events):
-        """An epoch without batches is not checked; the next one is."""
-        engine = engine_for(Event.BEFORE_LOSS)
-
-        assert run_events(engine, "epoch_start", "epoch_end") == []
-        assert len(run_events(engine, "epoch_start", "batch_end", "epoch_end")) == 1
-
     def test_end_of_a_loader_is_no_batch(self, engine_for, run_events):
         """An epoch that is resumed after its last batch runs only the event before the loader shows its end."""
         engine = engine_for(*STEP_EVENTS)
@@ -596,24 +477,6 @@ class TestEpoch:
         state.timestamp = Timestamp(batch=3, batch_in_epoch=3)
 
         assert run_events(engine, *STEP_EVENTS, "epoch_end", "fit_end") == []
-
-    def test_algorithm_without_declared_events_is_not_checked(self, engine_for, run_events):
-        """An algorithm without declared events requires none."""
-        assert run_events(engine_for(match=lambda *_: True), "batch_end", "epoch_end", "fit_end") == []
-
-    def test_callbacks_are_not_checked(self, state, make, run_events):
-        """Callbacks for missing events give no warning."""
-        state.callbacks = make.callback("C", "before_loss", "init")
-
-        assert run_events(Engine(state), "batch_end", "epoch_end") == []
-
-    def test_algorithms_removed_by_a_pass_are_not_checked(self, state, make, run_events):
-        """An algorithm that a pass removed from an event does not require it."""
-        algorithm = make.algorithm("A", {Event.BEFORE_LOSS: Stage.LABEL})
-
-        engine = Engine(state, algorithms=algorithm, algorithm_passes=lambda algorithms, event: [])
-
-        assert run_events(engine, "batch_end", "epoch_end") == []
 
     def test_algorithm_added_later_is_checked(self, state, make, run_events):
         """An algorithm that is added later is checked at the end of its first epoch."""
@@ -641,25 +504,6 @@ class TestEnd:
         ]
         assert all("but the training ended without that event" in text for text in texts)
 
-    def test_training_of_less_than_an_epoch(self, engine_for, run_events):
-        """A training of less than an epoch needs the events of a batch only."""
-        engine = engine_for(Event.EPOCH_END, Event.EPOCH_START, Event.BEFORE_LOSS)
-
-        assert [text.split(",")[0] for text in run_events(engine, "batch_end", "fit_end")] == [
-            "A runs at 'before_loss'"
-        ]
-
-    def test_continued_training(self, engine_for, state, run_events):
-        """Epochs before the start of the training are not counted."""
-        engine = engine_for(Event.EPOCH_END)
-        state.timestamp = state.timestamp.to_next_epoch().to_next_epoch()
-
-        assert run_events(engine, "batch_end", "fit_end") == []
-
-    def test_training_without_a_batch(self, engine_for, run_events):
-        """A training without a batch gives no warning."""
-        assert run_events(engine_for(*STEP_EVENTS), "fit_end") == []
-
 
 class TestBeforeTraining:
     @pytest.mark.parametrize("event", PREPARE)
@@ -673,10 +517,6 @@ class TestBeforeTraining:
 
         assert text.startswith(f"A runs at {event!r}, but training begins without that event, so nothing is done there")
         assert f'engine.run_event("{event}")' in text
-
-    def test_evaluation_is_not_checked(self, engine_for, run_events):
-        """A model may be evaluated without being trained."""
-        assert run_events(engine_for(*PREPARE), "eval_start", "eval_end", "predict_start") == []
 
     def test_algorithm_added_after_its_event_warns(self, state, make, run_events):
         """An algorithm that was added after its event gives one warning."""
@@ -696,24 +536,3 @@ class TestBeforeTraining:
         state.algorithms.append(make.algorithm("A", {Event.FIT_START: Stage.ARCHITECTURE}))
 
         assert run_events(engine, "fit_start", "batch_end") == []
-
-    def test_list_changes_do_not_affect_earlier_algorithms(self, state, make, run_events):
-        """Changing the list does not affect algorithms that have run."""
-        engine = Engine(state, algorithms=make.algorithm("A", {Event.INIT: Stage.ARCHITECTURE}))
-        run_events(engine, *PREPARE)
-        state.callbacks.append(make.callback("C", "batch_end"))
-
-        assert run_events(engine, "batch_end") == []
-
-
-def test_every_event_has_a_description():
-    """Each event has a description for the warnings and the guide."""
-    assert all(event.place for event in Event)
-    assert len({event.place for event in Event}) >= len(Event) - 1
-
-
-def test_only_the_clock_is_required(make, run_events):
-    """The check works without model, data or length."""
-    engine = Engine(State(model=None), algorithms=make.algorithm("A", {Event.BEFORE_LOSS: Stage.LABEL}))
-
-    assert len(run_events(engine, "batch_end", "epoch_end")) == 1

@@ -8,7 +8,6 @@ from torch.distributed.fsdp import fully_shard
 
 from composer.algorithms import EMA, SWA
 from composer.core import (
-    DataSpec,
     Engine,
     Evaluator,
     Event,
@@ -96,14 +95,6 @@ class TestEnterTrainingMode:
 
 
 class TestEvaluatePeriodically:
-    def test_batches(self):
-        """The evaluator runs every third batch, and at the end."""
-        assert due_events(evaluate_periodically("3ba"), 8) == [("batch_end", 3), ("batch_end", 6), ("fit_end", 8)]
-
-    def test_epochs(self):
-        """It runs every epoch, and not again at the end of training directly after an epoch."""
-        assert due_events(evaluate_periodically(1), 8) == [("epoch_end", 4), ("epoch_end", 8)]
-
     def test_fraction_of_the_training(self):
         """It runs twice in the training."""
         assert due_events(evaluate_periodically("0.5dur"), 8) == [("batch_end", 4), ("batch_end", 8)]
@@ -116,48 +107,8 @@ class TestEvaluatePeriodically:
         """It never runs, also not at the end."""
         assert due_events(evaluate_periodically(0), 8) == []
 
-    def test_function_can_be_shared(self):
-        """Two evaluators with one function get the same results, also at the end."""
-        shared = evaluate_periodically("3ba")
-        state = State(model=None, max_duration="4ba")
-        state.timestamp = Timestamp(batch=4)
-
-        assert [shared(state, Event.FIT_END) for _ in range(2)] == [True, True]
-
 
 class TestEvaluator:
-    def test_wraps_the_loader(self):
-        """The loader is converted to a DataSpec."""
-        assert isinstance(Evaluator(label="a", dataloader=[1]).dataloader, DataSpec)
-
-    @pytest.mark.parametrize(("value", "names"), [(None, None), ("acc", ["acc"]), (("a", "b"), ["a", "b"])])
-    def test_metric_names(self, value, names):
-        """One name or several are stored as a list."""
-        assert Evaluator(label="a", dataloader=[], metric_names=value).metric_names == names
-
-    def test_interval_may_be_a_function(self):
-        """A custom function is accepted."""
-
-        def always(state, event):
-            return True
-
-        assert Evaluator(label="a", dataloader=[], eval_interval=always).eval_interval is always
-
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {"label": ""},
-            {"subset_num_batches": 0},
-            {"subset_num_batches": -2},
-            {"device_eval_microbatch_size": 0},
-            {"eval_interval": "-1ep"},
-        ],
-    )
-    def test_invalid_settings_raise(self, settings):
-        """Empty labels and numbers out of range raise at construction."""
-        with pytest.raises(ValueError, match=r"label|subset_num_batches|device_eval_microbatch_size|interval"):
-            Evaluator(**{"label": "a", "dataloader": [], **settings})
-
     def test_ensure_evaluator(self):
         """An evaluator is returned unchanged; a loader gets the label "eval" and the default metrics."""
         evaluator = Evaluator(label="a", dataloader=[])
@@ -189,23 +140,6 @@ class TestMetricValues:
         """The error suggests a label or a metric."""
         with pytest.raises(KeyError, match=r"no evaluator or metric 'Acuracy'.*'Accuracy'"):
             MetricValues(eval={"Accuracy": 0.5})["Acuracy"]
-
-    def test_values_without_a_label_are_replaced_by_an_evaluation(self):
-        """Values without a label do not hide new ones."""
-        values = MetricValues(Accuracy=0.1, Loss=2.0)
-
-        values.record("eval", {"Accuracy": 0.5})
-
-        assert values == {"Loss": 2.0, "eval": {"Accuracy": 0.5}}
-        assert values["Accuracy"] == 0.5
-
-    def test_assigned_values_can_be_looked_up(self):
-        """A custom loop may assign any dictionary to the state."""
-        state = State(model=None)
-
-        state.eval_metric_values = {"eval": {"Accuracy": 0.5}}
-
-        assert state.eval_metric_values["Accuracy"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -283,20 +217,6 @@ def test_optimizer_with_averages(model, wrap):
     assert optimizer.param_groups[0]["train_mode"]
 
 
-def test_optimizer_already_in_evaluation_mode(model):
-    """An optimizer in evaluation mode stays in it."""
-    optimizer = Switching(model.parameters(), lr=0.1)
-    optimizer.eval()
-    before = model.weight.detach().clone()
-
-    with evaluation_weights(State(model, optimizers=optimizer)):
-        within = model.weight.detach().clone()
-
-    assert torch.equal(within, before)
-    assert torch.equal(model.weight, before)
-    assert not optimizer.param_groups[0]["train_mode"]
-
-
 @pytest.mark.parametrize("algorithm", averages(), ids=repr)
 def test_algorithm_with_averages(model, algorithm):
     """Within the block the model has the averages of EMA or SWA, and afterwards its training weights."""
@@ -345,41 +265,6 @@ def test_nested_blocks(model, algorithm):
     assert torch.equal(after, before)
 
 
-@pytest.mark.parametrize("algorithm", averages(), ids=repr)
-def test_failed_evaluation(model, algorithm):
-    """After a failed evaluation the model has the training weights of a schedule-free optimizer."""
-    engine = averaging(algorithm, model, Switching(model.parameters(), lr=0.1))
-    before = model.weight.detach().clone()
-
-    def fail():
-        with evaluation_weights(engine.state):
-            engine.run_event("eval_start")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-
-    assert torch.equal(model.weight, before)
-
-
-def test_failing_optimizer(model):
-    """If an optimizer fails to switch, those that have switched are restored."""
-
-    class Failing(Switching):
-        def eval(self):
-            super().eval()
-            raise KeyError
-
-    optimizer = Failing(model.parameters(), lr=0.1)
-    before = model.weight.detach().clone()
-
-    with pytest.raises(KeyError), evaluation_weights(State(model, optimizers=optimizer)):
-        pass
-
-    assert torch.equal(model.weight, before)
-    assert optimizer.param_groups[0]["train_mode"]
-
-
 @pytest.fixture
 def mesh():
     """A device mesh of this process."""
@@ -406,16 +291,6 @@ def test_optimizer_of_a_sharded_model(mesh):
     assert torch.equal(trained, before)
     torch.testing.assert_close(within, batch @ weight.T + bias)
     assert torch.equal(after, before)
-
-
-def test_optimizer_in_nested_blocks(model):
-    """The inner of two blocks also reports that the weights are not the training weights."""
-    state = State(model, optimizers=Switching(model.parameters(), lr=0.1))
-
-    with evaluation_weights(state), evaluation_weights(state) as may_differ:
-        pass
-
-    assert may_differ
 
 
 def test_algorithm_precedes_optimizer(model):

@@ -27,15 +27,3 @@ def test_value_is_the_lower_case_name(event):
     """``run_event("batch_end")`` and ``Event.BATCH_END`` are equivalent."""
     assert event == event.value == event.name.lower()
     assert hash(event) == hash(event.value)
-
-
-def test_before_and_after():
-    """Before and after events are recognized in training, evaluation and prediction."""
-    assert {event.name for event in Event if event.is_before_event} == {
-        name for name in Event.__members__ if "BEFORE_" in name
-    }
-    assert {event.name for event in Event if event.is_after_event} == {
-        name for name in Event.__members__ if "AFTER_" in name
-    }
-    assert not Event.BATCH_END.is_after_event
-    assert not Event.EPOCH_START.is_before_event

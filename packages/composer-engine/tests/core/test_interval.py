@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.core import Callback, Engine, Event, Interval, State, Time, Timestamp
-from composer.core.event import STEP_EVENTS
 from composer.core.interval import checked_interval, only_when_due
 
 
@@ -37,17 +36,6 @@ def test_is_due_when_a_multiple_is_passed(every, sizes):
     assert due <= sum(sizes) // every
 
 
-def test_numbers_count_epochs():
-    """An interval of 2 is two epochs."""
-    assert due_at(2, "epoch", 5) == [2, 4]
-
-
-def test_zero_is_never_due():
-    """Nothing is due every 0 batches."""
-    assert due_at("0ba", "batch", 5) == []
-    assert due_at("0.0dur", "batch", 5) == []
-
-
 @pytest.mark.parametrize("epochs", [7, 10, 30, 100])
 @pytest.mark.parametrize("parts", [1, 2, 5, 10])
 def test_fractions_of_the_training(epochs, parts):
@@ -61,22 +49,6 @@ def test_fraction_without_max_duration_raises():
     """A fraction of a training without a length raises."""
     with pytest.raises(ValueError, match=r"An interval of 0\.1dur needs a training with a max_duration"):
         Interval("0.1dur").passed(Timestamp(), Timestamp())
-
-
-def test_fraction_of_zero_length_is_never_due():
-    """A training that stopped before its first batch has no tenth."""
-    assert not Interval("0.1dur").passed(Timestamp(), Timestamp(), Time(0, "ba"))
-
-
-def test_large_counts_are_exact():
-    """One sample less than the interval is not due, also beyond the precision of a float."""
-    assert not Interval(Time(10**10 + 1, "sp")).passed(Timestamp(), Timestamp(sample=10**10))
-
-
-def test_negative_intervals_raise():
-    """Every minus one epochs is a mistake."""
-    with pytest.raises(ValueError, match=r"An interval must be 0 \(never\) or more, got -1ep"):
-        Interval(-1)
 
 
 @pytest.mark.parametrize("every", ["often", "1.5ep", "-1ba", None, 1.5, True])
@@ -228,14 +200,6 @@ def test_evaluation_batches(phase):
     assert due == [2, 4]
 
 
-def test_every_event_is_not_wrapped():
-    """A call that is always due is not wrapped."""
-    state, call = State(model=None), lambda: None
-
-    for every, event in [(None, Event.FIT_END), (Time(1, "ba"), Event.BATCH_END), (Time(1, "ep"), Event.EPOCH_END)]:
-        assert only_when_due(call, every, event, state) is call
-
-
 class TestErrors:
     @pytest.mark.parametrize("event", [Event.FIT_START, Event.FIT_END, Event.INIT, Event.EVAL_START, Event.PREDICT_END])
     def test_events_that_run_once_raise(self, event):
@@ -257,45 +221,6 @@ class TestErrors:
         """An interval that would never be due raises; others do not."""
         with pytest.raises(ValueError, match=rf"every='{every}' would never be due at '{event.value}'.*{allowed}"):
             checked_interval(every, event, "it")
-
-    @pytest.mark.parametrize(("every", "error"), [("-1ba", ValueError), ("ten", ValueError), (1.5, TypeError)])
-    def test_invalid_interval_raises(self, every, error):
-        """A string without a unit, a negative time or a fraction above 1 raises."""
-        with pytest.raises(error):
-            checked_interval(every, Event.BATCH_END, "it")
-
-    def test_fraction_without_max_duration_raises(self):
-        """Without a max_duration a fraction raises."""
-        with pytest.raises(ValueError, match=r"An interval of 0.1dur needs a training with a max_duration"):
-            due_in("0.1dur", Event.BATCH_END, 1)
-
-    @pytest.mark.parametrize("event", [Event.BATCH_END, Event.EPOCH_END])
-    def test_missing_previous_timestamp_raises(self, event):
-        """Without the previous timestamp an error states the remedy."""
-        run = Run("1000sp", event, epoch=2)
-        run.moves = lambda later: setattr(run.state, "timestamp", later)
-
-        run.event = None
-        run.batch()
-        run.event = event
-
-        with pytest.raises(RuntimeError, match=r"Write state\.previous_timestamp = state\.timestamp"):
-            run.batch()
-
-
-def test_zero_is_allowed_at_any_event():
-    """0 of any unit calls nothing, at any event."""
-    called, state = [], State(model=None)
-    for event in Event:
-        only_when_due(lambda: called.append("it"), checked_interval("0ep", event, "it"), event, state)()
-
-    assert called == []
-
-
-def test_all_step_events_support_intervals():
-    """All events of a step can be subscribed to with an interval in batches."""
-    for event in STEP_EVENTS:
-        assert checked_interval("2ba", event, "it") == Time(2, "ba")
 
 
 def test_intervals_of_a_callback(make, calls):

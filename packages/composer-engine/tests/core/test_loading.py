@@ -14,8 +14,6 @@ from composer.core import (
     Callback,
     Engine,
     Event,
-    Logger,
-    LoggerDestination,
     NoEffectWarning,
     Stage,
     State,
@@ -226,17 +224,6 @@ class TestContinueTraining:
         assert repr(state_and_weights(state)) == repr(before)
 
 
-class Store(LoggerDestination):
-    def __init__(self):
-        self.events, self.stored = [], {}
-
-    def init(self, state, logger):
-        self.events.append("init")
-
-    def log_hyperparameters(self, hyperparameters):
-        self.stored |= hyperparameters
-
-
 class TestMissingAlgorithms:
     @pytest.fixture
     def taken(self):
@@ -255,12 +242,6 @@ class TestMissingAlgorithms:
         assert "algorithms.LoadWiden" in report.restored
         assert state.made_on_load == [state.algorithms[0]]
 
-    def test_other_devices_are_not_used(self, taken, monkeypatch):
-        """The trial of the surgery does not read the generators of GPUs, which would initialize them."""
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
-        assert "algorithms.LoadWiden" in make(LoadCount()).load_state_dict(taken, strict=True).restored
-
     def test_nothing_is_loaded_if_an_optimizer_raises(self, taken):
         """The layers are those of the algorithm then, with the values of the run."""
         state = make(LoadCount(), optimizer=SGD)
@@ -270,17 +251,6 @@ class TestMissingAlgorithms:
 
         assert state.timestamp == Timestamp()
         assert state.algorithms[-1]._count == 0
-
-    def test_required_algorithm_for_weights_only(self, taken):
-        """The same applies if only the weights are loaded."""
-        state = make()
-
-        state.load_model_state({"model": taken["model"], "algorithms": taken["algorithms"]})
-
-        assert [type(one) for one in state.algorithms] == [LoadWiden]
-        assert torch.equal(state.model[0][1].weight, taken["model"]["0.1.weight"])
-        assert len(state.optimizers[0].param_groups[0]["params"]) == 6
-        assert state.timestamp == Timestamp()
 
     def test_present_algorithm_is_not_reconstructed(self, taken):
         """The run's own object is used."""
@@ -300,25 +270,6 @@ class TestMissingAlgorithms:
 
         with pytest.raises(StateMismatchError, match=r"model\.0\.weight is not saved"):
             state.load_model_state(taken, exclude_algorithms=[excluded])
-
-    def test_optional_algorithm_is_not_reconstructed(self, taken):
-        """A missing algorithm that does not affect the weights only gives a warning."""
-        state = make(LoadWiden(start=2.0))
-
-        with pytest.warns(UserWarning, match=r"algorithms\.LoadCount is saved, and this run has none"):
-            state.load_state_dict(taken)
-
-        assert [type(one) for one in state.algorithms] == [LoadWiden]
-
-    def test_checkpoint_cannot_mark_an_algorithm_required(self, taken):
-        """Only an algorithm's class decides whether it is reconstructed."""
-        state = make(LoadWiden(start=2.0))
-        taken["algorithms"][1]["required_on_load"] = True
-
-        with pytest.warns(UserWarning, match=r"algorithms\.LoadCount is saved, and this run has none"):
-            state.load_state_dict(taken)
-
-        assert [type(one) for one in state.algorithms] == [LoadWiden]
 
     @pytest.mark.parametrize(
         ("record", "text"),
@@ -349,37 +300,6 @@ class TestMissingAlgorithms:
             state.load_state_dict(taken, strict=True)
 
         assert state.timestamp == Timestamp()
-
-    def test_conflict_is_detected_before_surgery(self):
-        """Conflicting owners do not fit the run, and raise before the surgery."""
-        taken = state_and_weights(train(make(LoadOwningWiden()), 2))
-        state = make(LoadOwningCount())
-
-        with pytest.raises(StateMismatchError, match="the first layer"):
-            state.load_state_dict(taken)
-
-        assert not isinstance(state.model[0], nn.Sequential)
-
-    def test_logs_to_the_runs_logger(self, taken):
-        """Destinations store what is logged, and are not initialized again."""
-        state, store = make(LoadCount()), Store()
-
-        state.load_state_dict(taken, Logger(state, store))
-
-        assert store.stored == {"LoadWiden/start": 2.0}
-        assert store.events == []
-
-    def test_passes_are_applied(self, taken):
-        """The caller's passes are applied."""
-        recorded = []
-
-        def record_order(algorithms, event):
-            recorded.append((event, [type(one) for one in algorithms]))
-            return algorithms
-
-        make(LoadCount()).load_state_dict(taken, algorithm_passes=record_order)
-
-        assert (Event.INIT, [LoadWiden]) in recorded
 
     def test_manually_applied_surgery(self, taken):
         """If the model has already been changed, the algorithm warns that it has no effect."""

@@ -1,7 +1,6 @@
 """The logger and its destinations."""
 
 import datetime as dt
-import re
 import warnings
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.core import Callback, Engine, Interval, Logger, LoggerDestination, State, Timestamp, Trace
-from composer.core.interval import to_interval
 from composer.core.logger import detach_to_host
 
 
@@ -85,18 +83,6 @@ def test_all_records_are_passed_on(logger, memory):
     ]
 
 
-def test_base_class_ignores_all_records(logger):
-    """A destination overrides the methods it supports and ignores the rest."""
-    logger.destinations = [LoggerDestination()]
-
-    logger.log_metrics({"loss": 1})
-    logger.log_table(["a"], [])
-    logger.log_images(None)
-    logger.upload_file("there", "here")
-
-    assert not logger.has_file_upload_destination()
-
-
 def test_failure_is_reported_once(logger, memory):
     """A failure is reported once per method, and the other destinations receive everything."""
     logger.destinations.insert(0, Broken())
@@ -112,28 +98,6 @@ def test_failure_is_reported_once(logger, memory):
     assert [entry[1] for entry in memory.logged] == [{"loss": 1}, {"loss": 2}, {"lr": 0.1}]
 
 
-def test_failures_of_two_destinations_are_both_reported(logger):
-    """Each destination has its own report."""
-    logger.destinations = [Broken(), Broken()]
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        logger.log_metrics({"loss": 1})
-        logger.log_metrics({"loss": 2})
-
-    assert len(caught) == 2
-
-
-def test_warning_points_to_the_caller(logger):
-    """The warning has the line that logged."""
-    logger.destinations = [Broken()]
-
-    with pytest.warns(RuntimeWarning) as caught:
-        logger.log_metrics({"loss": 1})
-
-    assert caught[0].filename == __file__
-
-
 def test_keyboard_interrupt_propagates(logger):
     """Ctrl-C ends the run, also while a record is stored."""
 
@@ -145,31 +109,6 @@ def test_keyboard_interrupt_propagates(logger):
 
     with pytest.raises(KeyboardInterrupt):
         logger.log_metrics({"loss": 1})
-
-
-@pytest.mark.parametrize("wrong", [print, Memory, "file.txt"])
-def test_non_destinations_raise(wrong):
-    """A function or a class is not a destination."""
-    with pytest.raises(TypeError, match="loggers must be LoggerDestination objects"):
-        Logger(State(model=None), [wrong])
-
-
-def test_non_state_raises():
-    """A state of another type raises at construction."""
-    with pytest.raises(TypeError, match=r"^state must be a State, such as State\(model=model\), got int"):
-        Logger(5)
-
-
-def test_single_non_destination_raises():
-    """A single object that is not a destination raises."""
-    with pytest.raises(TypeError, match=r"^loggers must be LoggerDestination objects, got 5"):
-        Logger(State(model=None), destinations=5)
-
-
-def test_download_without_file_support_raises():
-    """A destination without files raises."""
-    with pytest.raises(NotImplementedError, match="LoggerDestination stores no files and cannot fetch 'a'"):
-        LoggerDestination().download_file("a", "b")
 
 
 class Every(Memory):
@@ -206,56 +145,6 @@ class TestEvery:
         run_batches(state, Logger(state, store), 7)
 
         assert store.steps == [({"speed": 2, "loss": 2}, 2), ({"speed": 5, "loss": 5}, 5)]
-
-    def test_steps_are_ascending(self, state):
-        """A rarely logged name is delivered first, with its own, lower step."""
-        store = Every("4ba")
-        logger = Logger(state, store)
-        logger.log_metrics({"loss": 0.0, "rare": 0.5})
-
-        run_batches(state, logger, 4)
-        logger.deliver()
-
-        assert [step for _, step in store.steps] == [0, 3, 4]
-        assert store.steps[0][0] == {"rare": 0.5}
-        assert store.steps[1][0] == {"loss": 3, "speed": 3}
-
-    def test_metrics_are_delivered_once(self, state):
-        """Delivered metrics are not delivered again."""
-        store = Every("2ba")
-        logger = Logger(state, store)
-        logger.log_metrics({"once": 1})
-        run_batches(state, logger, 5)
-        logger.deliver()
-        logger.deliver()
-
-        assert sum("once" in metrics for metrics, _ in store.steps) == 1
-        assert [metrics["loss"] for metrics, _ in store.steps if "loss" in metrics] == [1, 3, 4]
-
-    def test_interval_restarts_after_a_delivery(self, state):
-        """A delivery at the end of one training does not cause an early one in the next."""
-        store = Every("3ba")
-        logger = Logger(state, store)
-        logger.log_metrics({"loss": 0})
-        state.timestamp = state.timestamp.copy(batch=3)
-        logger.deliver()
-        store.logged.clear()
-
-        run_batches(state, logger, 2)
-
-        assert store.logged == []
-
-    def test_remaining_metrics_at_the_end(self, state):
-        """With an interval of 0, metrics are stored until deliver() is called."""
-        store = Every("0ba")
-        logger = Logger(state, store)
-        run_batches(state, logger, 5)
-        before = list(store.logged)
-
-        logger.deliver()
-
-        assert before == []
-        assert store.steps == [({"loss": 4}, 4), ({"speed": 5}, 5)]
 
     @pytest.mark.parametrize(
         ("every", "batches_between"), [("8sp", 2), ("0.25dur", 5), ("0.1dur", 2), (1, 5), ("2ep", 10), ("6sec", 3)]
@@ -305,76 +194,6 @@ class TestEvery:
 
         assert store.steps[0][0]["vector"].tolist() == [1.0, 1.0]
         assert float(store.steps[0][0]["number"]) == 1.0
-
-    def test_only_metrics_are_delayed(self, state):
-        """Settings, tables, images, traces and files are passed on immediately."""
-        store = Every("0ba")
-        logger = Logger(state, store)
-
-        logger.log_hyperparameters({"lr": 0.1})
-        logger.log_table(["a"], [[1]])
-        logger.log_images("pixels")
-        logger.log_traces({"t": Trace("A")})
-        logger.upload_file("there", "here")
-
-        assert [entry[0] for entry in store.logged] == ["hyperparameters", "table", "images", "traces", "file"]
-
-    def test_other_destinations_are_not_delayed(self, state):
-        """A destination without an interval receives each call."""
-        plain, store = Memory(), Every("10ba")
-
-        run_batches(state, Logger(state, [store, plain]), 5)
-
-        assert len(plain.logged) == 10
-        assert store.logged == []
-
-    def test_failure_is_reported_once(self, state):
-        """A failure of a delayed delivery is reported, and the other destinations receive their metrics."""
-
-        class BrokenEvery(Broken):
-            every = Interval("1ba")
-
-        store = Every("1ba")
-        logger = Logger(state, [BrokenEvery(), store])
-
-        logger.log_metrics({"first": 1})
-        with pytest.warns(RuntimeWarning, match="BrokenEvery.log_metrics failed.*disk full") as caught:
-            run_batches(state, logger, 3)
-        logger.deliver()
-
-        assert len(caught) == 1
-        assert len(store.logged) > 2
-
-    def test_removed_destination_receives_pending_metrics(self, state):
-        """Metrics that were logged before a destination was removed are delivered."""
-        store = Every("0ba")
-        logger = Logger(state, store)
-        logger.log_metrics({"loss": 1})
-
-        logger.destinations = []
-        logger.log_metrics({"loss": 2})
-        logger.deliver()
-
-        assert store.steps == [({"loss": 1}, 0)]
-
-    @pytest.mark.parametrize(
-        ("wrong", "message"),
-        [
-            ("10", "every must be a number followed by a unit, such as '10ep'; got '10'"),
-            ("-1ba", "every must be 0 (never) or more, got -1ba."),
-            ("10apples", "every must be a number followed by a unit, such as '10ep'; got '10apples'"),
-            (-1, "every must be 0 (never) or more, got -1ep."),
-        ],
-    )
-    def test_invalid_interval_raises(self, wrong, message):
-        """Invalid intervals raise at conversion."""
-        with pytest.raises(ValueError, match=re.escape(message)):
-            to_interval(wrong)
-
-    def test_interval_of_wrong_type_raises(self):
-        """A value of another type is a TypeError."""
-        with pytest.raises(TypeError, match=r"every must be .* got 1\.5"):
-            to_interval(1.5)
 
     @given(
         every=st.integers(1, 9),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from composer.core import Engine, Event, Stage, State
+from composer.core import Engine, Event, Stage
 from composer.core.optimizers import base_rate, set_rate
 
 
@@ -96,82 +96,6 @@ def test_parameters_outside_the_optimizer_may_be_replaced(state, make, model):
     run(state, make, replace_layer)
 
     assert state.model[0] is not former
-
-
-def test_new_parameters_may_be_frozen(state, make):
-    """Frozen parameters need not be in an optimizer."""
-
-    def add_frozen(state):
-        state.model.append(nn.Linear(2, 1).requires_grad_(False))
-
-    run(state, make, add_frozen)
-
-    assert not state.model[-1].weight.requires_grad
-
-
-def test_parameters_of_other_modules_are_allowed(state, make, model):
-    """An optimizer may contain parameters that were never in the model, such as a loss's."""
-    stranger = nn.Parameter(torch.zeros(1))
-    state.optimizers[0].add_param_group({"params": [stranger]})
-
-    run(state, make, update_optimizer)
-
-    assert state.optimizers[0].param_groups[1]["params"] == [stranger]
-
-
-def test_nothing_is_checked_without_optimizers(make, model):
-    """The optimizer may be created later."""
-    former = model[0]
-
-    run(State(model=model), make, replace_layer)
-
-    assert model[0] is not former
-
-
-@pytest.mark.parametrize("thing", [None, "model", lambda batch: batch])
-def test_model_may_be_any_object(make, thing):
-    """A model that is not a module has no parameters."""
-    recorded = []
-
-    run(State(model=thing), make, lambda state: recorded.append(state.model))
-
-    assert recorded == [thing]
-
-
-def test_long_lists_of_names_are_truncated(make):
-    """Three names are shown."""
-    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(4)])
-    state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
-
-    def replace_all(state):
-        state.model = nn.Linear(1, 1)
-
-    with pytest.raises(RuntimeError, match=r"'0\.weight', '0\.bias', '1\.weight' and 5 more"):
-        run(state, make, replace_all)
-
-
-def test_callbacks_are_checked_too(state, make):
-    """A callback that replaces layers is named too."""
-    callback = make.callback("Watch", "init")
-    type(callback).init = lambda self, state, logger: replace_layer(state)
-    state.callbacks.append(callback)
-
-    with pytest.raises(RuntimeError, match=r"^Watch replaced"):
-        Engine(state).run_event("init")
-
-
-@pytest.mark.parametrize(
-    "event", [event for event in Event if event not in {"init", "before_load", "after_load", "fit_start"}]
-)
-def test_other_events_are_not_checked(state, make, event, monkeypatch):
-    """During training the parameters are not traversed."""
-    monkeypatch.setattr(nn.Module, "named_parameters", None)
-
-    recorded = []
-
-    run(state, make, recorded.append, event=event)
-
-    assert recorded == [state]
 
 
 KINDS = pytest.mark.parametrize("kind", [float, torch.tensor])

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from composer.core import Callback, Engine, Event, Logger, Stage, State, Subscription, Time, explain
+from composer.core import Callback, Engine, Event, Logger, Stage, State, explain
 
 
 def test_recipe(make):
@@ -77,37 +77,6 @@ def test_folded_names_are_in_the_order_of_their_calls(make):
 
     assert lines == ["Callbacks and loggers (explain(verbose=True) shows where): B, A, L"]
     assert engine.explain(verbose=True).folded() == []
-
-
-def test_functions_at_events_are_shown(make):
-    """Functions that engine.on subscribed are not folded."""
-    engine = Engine(State(model=None, callbacks=make.callback("Watch", "fit_end")))
-
-    engine.on("fit_end", lambda state, logger: None)
-
-    assert "subscription after callbacks" in " ".join(str(engine.explain()).split())
-
-
-def test_empty_plan():
-    """An empty plan gives one sentence."""
-    assert str(explain([])).startswith("Nothing runs at any event")
-
-
-def test_callbacks_only(make):
-    """Without algorithms, no stages are explained."""
-    text = str(explain([], make.callback("Watch", "fit_end"), verbose=True))
-
-    assert "once, after training\n    fit_end  Watch  callback" in text
-    assert "stages" not in text
-    assert "ALGORITHMS" not in text
-
-
-def test_every_event_is_shown_once(make):
-    """The text shows each event once."""
-    for event in Event:
-        lines = str(explain(make.algorithm("A", {event: Stage.LOSS}))).splitlines()
-
-        assert sum(line.split()[:2] == [event.value, "A"] for line in lines) == 1
 
 
 def test_components_of_all_events_have_one_line(make):
@@ -182,13 +151,6 @@ def test_removed_entries_and_warnings_are_shown(make):
     assert "WARNING: B runs at no event" in str(plan)
 
 
-def test_lines_are_wrapped(make):
-    """Long docstrings are wrapped."""
-    algorithm = make.algorithm("A" * 20, {Event.INIT: Stage.LAYOUT}, __doc__="word " * 60, writes={"model"})
-
-    assert max(map(len, str(explain(algorithm)).splitlines())) <= 80
-
-
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -244,34 +206,6 @@ def test_callbacks_are_folded_unless_verbose(make):
     assert texts_of(explain([], callback, verbose=True).to_svg())[1:] == ["fit_end", "Watch callback"]
 
 
-def test_names_are_escaped(make):
-    """Names with characters of XML give a well-formed drawing."""
-    algorithm = make.algorithm("A<B>&'\"", {Event.FIT_END: Stage.LOSS})
-
-    assert "A<B>&'\" loss" in texts_of(explain(algorithm).to_svg())
-
-
-def test_reasons_are_tooltips(make):
-    """The reason for a place is the title of its text."""
-    both = [make.algorithm(one.name, {Event.BEFORE_LOSS: one}) for one in (Stage.MIX, Stage.LABEL)]
-
-    titles = [one.text for one in ElementTree.fromstring(explain(both).to_svg()).iter(f"{SVG}title")]
-
-    assert titles == ["Plan of MIX, LABEL", "label after mix"]
-
-
-def test_is_deterministic_and_displayed_by_notebooks(make):
-    """Two plans of the same components give the same text, which notebooks display."""
-    kind = type(make.algorithm("A", {Event.FIT_END: Stage.LOSS}))
-
-    assert explain(kind())._repr_svg_() == explain(kind()).to_svg()
-
-
-def test_empty_drawing():
-    """A plan without any component is a valid drawing without text."""
-    assert texts_of(explain([]).to_svg()) == []
-
-
 def report(state, logger):
     """Do nothing."""
 
@@ -320,39 +254,6 @@ class TestOn:
 
         assert calls == [1, 2, 2]
 
-    def test_may_remove_itself(self, state, calls):
-        """A function may end its own subscription."""
-        engine = Engine(state)
-
-        def once(state, logger):
-            calls.append("once")
-            subscription.remove()
-
-        subscription = engine.on("batch_end", once)
-        engine.run_event("batch_end")
-        engine.run_event("batch_end")
-
-        assert calls == ["once"]
-
-    def test_attributes(self, state):
-        """Event, function and interval are attributes, with the event as a member and the interval as a Time."""
-        subscription = Engine(state).on("epoch_end", report, every=2)
-
-        assert isinstance(subscription, Subscription)
-        assert (subscription.event, subscription.function, subscription.every) == (
-            Event.EPOCH_END,
-            report,
-            Time(2, "ep"),
-        )
-
-    def test_errors_propagate(self, state):
-        """An error of the function propagates."""
-        engine = Engine(state)
-        engine.on("batch_end", lambda state, logger: 1 / 0)
-
-        with pytest.raises(ZeroDivisionError):
-            engine.run_event("batch_end")
-
 
 class TestPlan:
     def test_name_and_interval_are_in_the_plan(self, state):
@@ -367,22 +268,6 @@ class TestPlan:
         assert any(line.split() == ["batch_end", "report", "subscription", "every", "10ba"] for line in lines)
         assert any(line.split() == ["epoch_end", "Reporter.__call__", "subscription"] for line in lines)
         assert (entry["name"], entry["kind"], entry["every"]) == ("report", "subscription", "10ba")
-
-    def test_names(self, state):
-        """A partial has its function's name, an object its class's; repeated names are numbered."""
-        engine = Engine(state)
-        for function in (report, functools.partial(functools.partial(report)), Reporter()):
-            engine.on("batch_end", function)
-
-        assert [entry.key for entry in engine.explain().entries[Event.BATCH_END]] == ["report", "report.1", "Reporter"]
-
-    def test_reason(self, state, make):
-        """After a callback it has a reason for its position."""
-        state.callbacks = make.callback("C", "batch_end")
-        engine = Engine(state)
-        engine.on("batch_end", report)
-
-        assert engine.explain().entries[Event.BATCH_END][1].why == "after callbacks"
 
 
 class TestErrors:
@@ -400,11 +285,3 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"Engine.on: every='1ep' would never be due at 'batch_end'"):
             engine.on("batch_end", report, every=1)
         assert engine.explain().entries == {}
-
-    def test_closed_engine_raises(self, state):
-        """Subscribing after close raises."""
-        engine = Engine(state)
-        engine.close()
-
-        with pytest.raises(RuntimeError, match="The engine is closed"):
-            engine.on("batch_end", report)

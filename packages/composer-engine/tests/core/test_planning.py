@@ -7,7 +7,7 @@ import pytest
 
 from composer.core import Callback, Event, Stage, explain
 from composer.core.passes import sort_to_back
-from composer.core.planning import build_plan, component_keys
+from composer.core.planning import build_plan
 
 
 def entries(plan, event):
@@ -60,13 +60,6 @@ class TestWhatRunsWhere:
 
         assert [*plan.entries] == [Event.EPOCH_END, Event.FIT_END]
 
-    def test_hook_set_on_the_instance(self, make):
-        """A method set on an instance is called."""
-        callback = make.callback("C")
-        callback.epoch_end = print
-
-        assert [*build_plan([], [callback]).entries] == [Event.EPOCH_END]
-
     def test_overridden_run_event_is_called_everywhere(self):
         """An overridden run_event is called at every event."""
 
@@ -83,31 +76,12 @@ class TestWhatRunsWhere:
         assert [*plan.entries] == [*Event]
         assert all(entry.asked and entry.stage is None for [entry] in plan.entries.values())
 
-    def test_match_is_called_at_declared_events(self, make):
-        """With both, match is called at the declared events only."""
-        plan = build_plan([make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)])
-
-        assert {event: entry.asked for event, [entry] in plan.entries.items()} == {Event.BATCH_END: True}
-
     def test_events_may_depend_on_settings(self, make):
         """The events that ``runs_at_events`` returns are used, not all that the class declares."""
         both = {Event.BATCH_END: Stage.WEIGHTS, Event.EPOCH_END: Stage.WEIGHTS}
         algorithm = make.algorithm("A", both, runs_at_events=lambda self: {Event.EPOCH_END: Stage.WEIGHTS})
 
         assert [*build_plan([algorithm]).entries] == [Event.EPOCH_END]
-
-    def test_instances_of_one_class_are_numbered(self, make):
-        """Two components of one class have two keys, equal at all events."""
-        algorithm = make.algorithm("CutOut", {Event.BATCH_END: Stage.WEIGHTS, Event.AFTER_LOSS: Stage.WEIGHTS})
-
-        plan = build_plan([algorithm, type(algorithm)()])
-
-        assert [entry.key for entry in plan.entries[Event.BATCH_END]] == ["CutOut", "CutOut.1"]
-        assert [entry.key for entry in plan.entries[Event.AFTER_LOSS]] == ["CutOut.1", "CutOut"]
-
-    def test_keys(self):
-        """Each class is numbered separately, from its second instance on."""
-        assert [*component_keys(["a", 1, "b", 2, "c"]).values()] == ["str", "int", "str.1", "int.1", "str.2"]
 
 
 class TestReasons:
@@ -218,29 +192,9 @@ class TestChecks:
         with pytest.raises(TypeError, match=r"A.runs_at must map events to stages"):
             explain([make.algorithm("A", runs_at)])
 
-    @pytest.mark.parametrize("declared", ["reads", "writes", "owns"])
-    @pytest.mark.parametrize("words", ["loss", {"loss", 1}])
-    def test_string_instead_of_a_set_raises(self, make, declared, words):
-        """A string would be read as a set of letters."""
-        with pytest.raises(TypeError, match=rf"A\.{declared} must be a set of words, \{{\"loss\", \"model\"\}}, got"):
-            explain(make.algorithm("A", {Event.BATCH_END: Stage.LOSS}, **{declared: words}))
-
-    def test_events_may_be_declared_by_value(self, make):
-        """An event's value is equivalent to the member."""
-        assert [*explain([make.algorithm("A", {"batch_end": Stage.LOSS})]).entries] == [Event.BATCH_END]
-
     def test_algorithm_without_events_warns(self, make):
         """An algorithm with neither events nor match gives a warning."""
         assert "A runs at no event: declare runs_at" in explain(make.algorithm("A")).warnings[0]
-
-    def test_warnings_of_passes_are_not_repeated(self, make):
-        """Two interpolations at several events give one warning."""
-        places = {Event.BEFORE_FORWARD: Stage.MIX, Event.AFTER_LOSS: Stage.LOSS}
-
-        plan = explain([make.algorithm(n, places, interpolate_loss=True) for n in "AB"])
-
-        assert len(plan.warnings) == 1
-        assert "A and B all interpolate the loss" in plan.warnings[0]
 
     def test_files_that_others_have_left_open_are_not_warnings_of_the_plan(self, make):
         """A pass during which the garbage collector closes a file gives no warning."""

@@ -25,10 +25,6 @@ def state_with(algorithms, **settings):
 
 
 class TestGenerator:
-    def test_same_key_same_draws(self, pair):
-        """Two runs with the same seed draw the same."""
-        assert draw(state_with(pair), pair[0]) == draw(state_with(pair), pair[0])
-
     def test_stream_continues_within_a_microbatch(self, pair):
         """Two draws in one microbatch are consecutive in one stream."""
         state = state_with(pair)
@@ -71,28 +67,12 @@ class TestGenerator:
 
         assert len(set(map(tuple, draws))) == len(draws) == 4 * 5 * 3 * 3
 
-    def test_epoch_and_sample_do_not_change_draws(self, pair):
-        """Draws depend on the batch number, not on the length of an epoch."""
-        one, other = state_with(pair), state_with(pair)
-        one.timestamp, other.timestamp = Timestamp(batch=5), Timestamp(batch=5, epoch=2, sample=99)
-
-        assert draw(one, pair[0]) == draw(other, pair[0])
-
     def test_adding_another_algorithm_changes_no_draw(self, pair, make):
         """Draws do not depend on other algorithms, before or after it in the list."""
         alone = state_with(pair)
         among = state_with([make.algorithm("A"), pair[0], make.algorithm("B"), pair[1]], callbacks=make.callback("C"))
 
         assert [draw(alone, one) for one in pair] == [draw(among, one) for one in pair]
-
-    def test_adding_an_algorithm_during_the_run_changes_no_draw(self, pair, make):
-        """A stream in use continues unchanged."""
-        state, other = state_with(pair), state_with(pair)
-        for one in (state, other):
-            draw(one, pair[1])
-        state.algorithms.insert(0, make.algorithm("A"))
-
-        assert draw(state, pair[1]) == draw(other, pair[1])
 
     def test_removing_another_algorithm_changes_no_draw(self, pair, make):
         """A run resumed without one of its algorithms draws the same for the others."""
@@ -121,58 +101,8 @@ class TestGenerator:
 
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_owner_may_be_a_callback_or_a_name(self, make):
-        """Callbacks and names are valid owners."""
-        callback = make.callback("C")
-        state = state_with([], callbacks=callback)
-
-        assert draw(state, callback) == draw(state_with([]), "C")
-
-    def test_algorithm_outside_the_state(self, pair):
-        """It draws as the only instance of its class, also if it is created for each batch."""
-        state, member = State(model=None), state_with(pair[0])
-
-        draws = [draw(state, type(pair[0])()) for state.timestamp in (Timestamp(), Timestamp(batch=1))]
-
-        assert draws == [draw(member, pair[0]) for member.timestamp in (Timestamp(), Timestamp(batch=1))]
-
-    def test_algorithm_outside_changes_no_draw_of_those_inside(self, pair):
-        """Its generator is separate from that of an instance in the state."""
-        state, alone = state_with(pair[0]), state_with(pair[0])
-
-        outside = draw(state, pair[1])
-
-        assert outside != draw(state, pair[0]) == draw(alone, pair[0])
-
-    def test_explicit_microbatch(self, pair):
-        """An explicit number replaces the state's."""
-        state, other = state_with(pair), state_with(pair)
-        other.microbatch = 3
-
-        drawn = torch.rand(3, generator=state.generator(pair[0], microbatch=3)).tolist()
-
-        assert drawn == draw(other, pair[0])
-
-    def test_removed_algorithm_has_no_key(self, pair):
-        """A removed component has no key, and later ones are renumbered."""
-        state = state_with(pair)
-        first = pair[0]
-        draw(state, pair[1])
-
-        state.algorithms.remove(first)
-
-        assert state.component_key(pair[1]) == "CutOut"
-        with pytest.raises(ValueError, match="neither among the algorithms nor the callbacks of this state"):
-            state.component_key(first)
-
 
 class TestComponents:
-    def test_keys(self, pair, make):
-        """The second instance of a class is numbered."""
-        state = state_with([pair[0], make.algorithm("A"), pair[1]])
-
-        assert [state.component_key(one) for one in state.algorithms] == ["CutOut", "A", "CutOut.1"]
-
     def test_keys_match_the_plan(self, pair, make):
         """Plan, draws and checkpoints use the same keys."""
         state = state_with(pair, callbacks=[make.callback("C", "batch_end"), make.callback("C", "batch_end")])
@@ -191,35 +121,6 @@ class TestComponents:
         with pytest.raises(TypeError, match=rf"{field} must be objects, got the class Thing; write Thing\(\)"):
             State(model=None, **{field: [kind]})
 
-    @pytest.mark.parametrize("field", ["algorithms", "callbacks"])
-    def test_other_objects_raise(self, field):
-        """Other objects raise at construction and later."""
-        state = State(model=None)
-
-        with pytest.raises(TypeError, match=f"{field} must be .* objects, got 'MixUp'"):
-            setattr(state, field, ["MixUp"])
-        with pytest.raises(TypeError, match=f"{field} must be .* objects, got 3"):
-            getattr(state, field).append(3)
-
-    def test_lists_are_copied(self, pair):
-        """A list passed to two states is copied."""
-        first = state_with(pair)
-        second = state_with(first.algorithms)
-
-        second.algorithms.clear()
-
-        assert first.algorithms == pair
-
-    def test_common_list_operations(self, make):
-        """A single object, a new list from the old one, +=, and search."""
-        a, b, c = (make.callback(n) for n in "ABC")
-        state = State(model=None, callbacks=a)
-        state.callbacks = [*state.callbacks, b]
-        state.callbacks += [c]
-
-        assert state.callbacks == [a, b, c]
-        assert [one for one in state.callbacks if isinstance(one, type(b))] == [b]
-
 
 class TestFields:
     def test_setting_a_field_is_not_intercepted(self):
@@ -229,12 +130,6 @@ class TestFields:
     def test_every_field_has_a_lifetime(self):
         """Each field has a lifetime, which determines the content of a checkpoint."""
         assert {field.metadata["lifetime"] for field in attrs.fields(State)} == {"saved", "live", "step", "cache"}
-
-    def test_positional_arguments(self):
-        """The first four arguments may be positional."""
-        state = State(None, 3, "name", "cpu")
-
-        assert (state.rank_zero_seed, state.run_name, state.device) == (3, "name", torch.device("cpu"))
 
     def test_optimizers_and_schedulers_are_tuples(self, model):
         """One or several are stored as tuples."""
@@ -248,11 +143,6 @@ class TestFields:
 
         assert (state.optimizers, state.schedulers) == ((optimizer, optimizer), (scheduler,))
 
-    def test_non_optimizers_raise(self):
-        """Parameters are not an optimizer."""
-        with pytest.raises(TypeError, match=r"optimizers must be torch\.optim\.Optimizer objects"):
-            State(model=None, optimizers=[torch.zeros(1)])
-
     @pytest.mark.parametrize("value", ["10ep", 10, Time(10, "epoch")])
     def test_max_duration(self, value):
         """A Time, a string or a number of epochs, at construction and later."""
@@ -261,12 +151,6 @@ class TestFields:
         later.max_duration = value
 
         assert state.max_duration == later.max_duration == Time(10, "ep")
-
-    @pytest.mark.parametrize("value", ["0.5dur", -1])
-    def test_fraction_as_max_duration_raises(self, value):
-        """A training cannot be half as long as itself."""
-        with pytest.raises(ValueError, match="max_duration must be a length of time such as '10ep', 0 or more"):
-            State(model=None, max_duration=value)
 
     def test_precision(self):
         """Precisions are accepted by value; others raise."""
@@ -303,12 +187,6 @@ class TestFields:
 
         assert (state.batch, state.batch_get_item(0)) == (("i", "new"), "i")
 
-    def test_repr_is_short(self, pair):
-        """The repr is one line with the clock."""
-        assert repr(state_with(pair[:0], run_name="r")) == (
-            "State(run_name='r', model=NoneType, device='cpu', epoch=0, batch=0, max_duration=None, algorithms=[])"
-        )
-
     def test_protocol_of_models(self, model):
         """A module with a loss fulfils the protocol."""
         model.loss = lambda outputs, batch: outputs.sum()
@@ -328,21 +206,12 @@ class TestProgress:
 
         assert state.get_elapsed_duration() == Time(elapsed, "dur")
 
-    def test_elapsed_duration_of_an_endless_training(self):
-        """It is None without a max_duration."""
-        assert State(model=None).get_elapsed_duration() is None
-
     def test_reached(self):
         """A time in any unit, or a fraction of the training."""
         state = State(model=None, max_duration="10ba")
         state.timestamp = Timestamp(batch=5)
 
         assert [state.has_reached(Time.from_input(t)) for t in ("5ba", "6ba", "0.5dur", "0.6dur")] == [True, False] * 2
-
-    def test_fraction_without_max_duration_raises(self):
-        """A fraction without a max_duration raises an error with the remedy."""
-        with pytest.raises(ValueError, match="max_duration='10ep'"):
-            State(model=None).has_reached(Time(0.5, "dur"))
 
     def test_stop_training(self):
         """max_duration becomes the current time, and the reason is by default the function that calls."""
@@ -357,16 +226,6 @@ class TestProgress:
         state.stop_training("no disk space")
         assert state.stop_reason == "no disk space"
 
-    def test_set_dataloader(self):
-        """Loader, label and length are set together."""
-        state = State(model=None)
-
-        state.set_dataloader([1], "train", 1)
-        assert (state.dataloader, state.dataloader_label, state.dataloader_len) == ([1], "train", 1)
-
-        state.set_dataloader()
-        assert (state.dataloader, state.dataloader_label, state.dataloader_len) == (None, None, None)
-
     @pytest.mark.parametrize(("loader", "length"), [([1, 2, 3], 3), (iter([1]), None)])
     def test_length_of_a_dataloader(self, loader, length):
         """It is the loader's length unless one is passed."""
@@ -376,15 +235,6 @@ class TestProgress:
 
         assert state.dataloader_len == length
         assert State(model=None, dataloader=loader).dataloader_len == length
-
-    def test_explicit_dataloader_length(self):
-        """An explicit length takes precedence, and None means unknown."""
-        state = State(model=None, dataloader=[1, 2], dataloader_len=1)
-        value = state.dataloader_len
-
-        state.set_dataloader([1, 2], "train", None)
-
-        assert (value, state.dataloader_len) == (1, None)
 
 
 @pytest.mark.parametrize("length", ["0ep", "-1ep", "10ba", "0.5dur"])

@@ -1,10 +1,8 @@
 """Times and timestamps."""
 
-import copy
 import datetime as dt
 import json
 import pickle
-from typing import get_origin, get_type_hints
 
 import pytest
 import torch
@@ -38,16 +36,6 @@ class TestTimeUnit:
         words = [unit.value, unit.name, unit.name.lower(), unit.plural, unit.plural.title(), f" {unit.plural} "]
 
         assert {TimeUnit(word) for word in words} == {unit}
-
-    def test_plural_of_batch_is_batches(self):
-        """The plural of batch is "batches"."""
-        assert [unit.plural for unit in (TimeUnit.BATCH, TimeUnit.EPOCH)] == ["batches", "epochs"]
-
-    @pytest.mark.parametrize("word", ["", "s", "e", "ep och", "steps", "1ep", 5, None])
-    def test_unknown_unit_raises(self, word):
-        """An unknown unit raises ValueError, as enums do."""
-        with pytest.raises(ValueError, match=r"not a valid TimeUnit"):
-            TimeUnit(word)
 
 
 class TestConstruction:
@@ -97,13 +85,6 @@ class TestConstruction:
         with pytest.raises(ValueError, match=r"must be a number followed by a unit, such as '10ep'.*'ba' \(batch\)"):
             Time.from_timestring(text)
 
-    def test_unknown_unit_lists_the_units(self):
-        """The error lists the valid units; that of a string also quotes it, and lists the units of the clock."""
-        with pytest.raises(ValueError, match=r"unit must be one of 'iter' \(iteration\), .* got 'eps'"):
-            Time(1, "eps")
-        with pytest.raises(ValueError, match=r"got '3 epocs'; did you mean 'epochs'\? Units: 'iter' .*'min', 'h'"):
-            Time.from_timestring("3 epocs")
-
     def test_part_of_an_epoch(self):
         """The error names the unit of a part of an epoch."""
         with pytest.raises(ValueError, match=r"^eval_interval: .* got 0\.5; parts are in batches, '50ba'"):
@@ -124,22 +105,10 @@ class TestConstruction:
         """Hours, minutes and seconds, or a timedelta."""
         assert Time.from_timedelta(value) == Time(seconds, "sec")
 
-    @pytest.mark.parametrize("text", ["", "20", "1h20", "m", "1ep"])
-    def test_from_timedelta_raises(self, text):
-        """A number requires a unit."""
-        with pytest.raises(ValueError, match="must be a time such as '1h20m40s' or '30min', got"):
-            Time.from_timedelta(text)
-
     @pytest.mark.parametrize("value", [Time(3, "ep"), "3ep", 3, torch.tensor(3)])
     def test_from_input_and_ensure_time(self, value):
         """A Time, a string, or a number where a unit is given."""
         assert Time.from_input(value, "ep") == ensure_time(value, "epoch") == Time(3, "ep")
-
-    @pytest.mark.parametrize("value", [None, 1.5, True, [1]])
-    def test_from_input_raises(self, value):
-        """The error states the unit of a number."""
-        with pytest.raises(TypeError, match=r"or a whole number of batches, got"):
-            Time.from_input(value, "ba")
 
     @pytest.mark.parametrize("value", ["soon", "1.5ep", "1eps", 1.5, None])
     def test_from_input_names_the_parameter(self, value):
@@ -147,58 +116,12 @@ class TestConstruction:
         with pytest.raises((TypeError, ValueError), match=r"^max_duration"):
             Time.from_input(value, "ep", name="max_duration")
 
-    @pytest.mark.parametrize("value", [5, None, b"5ep"])
-    def test_from_timestring_with_non_string_raises(self, value):
-        """A value that is not a string raises with its type."""
-        with pytest.raises(TypeError, match="must be a string such as '10ep', got"):
-            Time.from_timestring(value)
-
-    def test_number_without_unit_raises(self):
-        """A number without a unit raises."""
-        with pytest.raises(TypeError, match=r"a Time or a string such as '10ep', got 3\."):
-            Time.from_input(3)
-
-    @pytest.mark.parametrize("value", [1.5, float("nan"), float("inf")])
-    def test_fractions_of_integer_units_raise(self, value):
-        """Half an epoch raises."""
-        with pytest.raises(ValueError, match=r"number of epochs, got"):
-            Time(value, "ep")
-
-    @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-    def test_non_finite_durations_raise(self, value):
-        """A duration is a finite number."""
-        with pytest.raises(ValueError, match=r"must be a finite number of durations"):
-            Time(value, "dur")
-
-    @pytest.mark.parametrize("value", ["3", None, True, 1j])
-    def test_non_number_raises(self, value):
-        """A string or a bool is not a number."""
-        with pytest.raises(TypeError, match=r"value must be a number of batches, got"):
-            Time(value, "ba")
-
-    def test_whole_floats_become_ints(self):
-        """Epochs of 10 and 10.0 are equal."""
-        assert repr(Time(10.0, "ep")) == "Time(10, TimeUnit.EPOCH)"
-
     @given(times)
     def test_repr_is_code(self, time):
         """The text of a time creates an equal one."""
         again = eval(repr(time), {"Time": Time, "TimeUnit": TimeUnit})
 
         assert (again, type(again.value)) == (time, type(time.value))
-
-    def test_parameters_in_annotations(self):
-        """``Time[int]`` annotates a time in programs that evaluate annotations."""
-
-        def wait(until: Time[int], rest: Time[float] | None = None) -> None: ...
-
-        assert get_type_hints(wait)["until"] == Time[int]
-        assert get_origin(Time[int]) is Time
-
-    def test_is_frozen(self):
-        """A time is a value; it does not change."""
-        with pytest.raises(AttributeError):
-            Time(1, "ep").value = 2
 
     @given(times)
     def test_string_round_trip(self, time):
@@ -225,10 +148,6 @@ class TestEqualityAndHash:
         assert time == time.value == time
         assert time == str(time)
         assert hash(time) == hash(time.value)
-
-    def test_number_in_a_set_of_times(self):
-        """10 is found in {ten epochs}."""
-        assert 10 in {Time(10, "ep")}
 
     @pytest.mark.parametrize("other", [Time(1, "ba"), "1ba", "2ep", "nonsense", None, [1], 2])
     def test_is_unequal_to_other_types(self, other):
@@ -259,11 +178,6 @@ class TestOrder:
 
         assert isinstance(caught.value, RuntimeError)  # as in MosaicML Composer
 
-    def test_invalid_operand_is_a_type_error(self):
-        """Other objects cannot be compared."""
-        with pytest.raises(TypeError):
-            _ = Time(1, "ep") < [1]
-
 
 class TestArithmetic:
     @given(st.integers(), st.integers(), whole_units)
@@ -281,18 +195,10 @@ class TestArithmetic:
         assert time + 0 == time
         assert time - time == 0
 
-    def test_sum_of_a_list(self):
-        """The built-in sum starts with 0."""
-        assert sum([Time(1, "ep"), Time(2, "ep")]) == Time(3, "ep")
-
     @given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), whole_units)
     def test_whole_multiples(self, value, factor, unit):
         """A number beside a time multiplies it."""
         assert Time(value, unit) * factor == factor * Time(value, unit) == Time(value * factor, unit)
-
-    def test_products_are_truncated(self):
-        """A quarter of ten epochs is two."""
-        assert Time(10, "ep") * 0.25 == Time(2, "ep")
 
     @given(st.integers(0, 100), st.integers(1, 10**4))
     def test_percentages_are_exact(self, percent, whole):
@@ -303,11 +209,6 @@ class TestArithmetic:
     def test_fraction_of_a_time_in_either_order(self, half):
         """A time multiplied by a duration has the time's unit."""
         assert Time(10, "ep") * half == half * Time(10, "ep") == Time(5, "ep")
-
-    def test_product_of_two_times_raises(self):
-        """Epochs times epochs raises."""
-        with pytest.raises(ValueError, match=r"cannot be multiplied"):
-            _ = Time(2, "ep") * Time(3, "ep")
 
     @given(st.integers(-(10**9), 10**9), st.integers(1, 10**9), whole_units)
     def test_quotient_of_two_times_is_a_duration(self, value, whole, unit):
@@ -329,12 +230,6 @@ class TestArithmetic:
         """``timestamp.batch % 10 == 0`` is every tenth batch."""
         assert Time(value, "ba") % every == Time(value % every, "ba")
 
-    @pytest.mark.parametrize("operation", ["+", "-", "/", "%"])
-    def test_different_units_raise(self, operation):
-        """The error states both units."""
-        with pytest.raises(ValueError, match=r"1ep and 1ba have different units and cannot be compared or combined"):
-            eval(f"one {operation} other", {"one": Time(1, "ep"), "other": Time(1, "ba")})
-
     @pytest.mark.parametrize("operation", ["+", "-", "*", "/", "%", "<"])
     def test_invalid_operands_are_type_errors(self, operation):
         """None as an operand is a TypeError."""
@@ -344,11 +239,6 @@ class TestArithmetic:
     def test_conversions(self):
         """A time converts to a number, and to an index if its unit is integral."""
         assert (int(Time(3, "ba")), float(Time(0.5, "dur")), [*range(5)][Time(3, "ba")]) == (3, 0.5, 3)
-
-    def test_duration_is_not_an_index(self):
-        """A duration is not an index."""
-        with pytest.raises(TypeError, match=r"its unit is fractional"):
-            range(Time(0.5, "dur"))
 
 
 class TestTimestamp:
@@ -402,75 +292,12 @@ class TestTimestamp:
             total_wct=clock.total_wct + duration,
         )
 
-    @given(timestamps, st.integers(0, 10**12))
-    def test_microseconds(self, clock, spent):
-        """Time can be passed in microseconds, its internal unit."""
-        duration = dt.timedelta(microseconds=spent)
-
-        assert clock.to_next_batch(1, 1, spent) == clock.to_next_batch(1, 1, duration)
-        assert clock.to_next_epoch(spent) == clock.to_next_epoch(duration)
-        assert clock.to_next_iteration(spent) == clock.to_next_iteration(duration)
-        assert Timestamp(total_wct=spent).total_wct == duration == Timestamp(total_wct=duration).total_wct
-        assert Timestamp(total_wct=spent).get("sec") == duration.total_seconds()
-
-    @pytest.mark.parametrize("spent", [1.5, "1s", True])
-    def test_fractional_microseconds_raise(self, spent):
-        """A fraction of seconds is not accepted as microseconds."""
-        with pytest.raises(TypeError, match=r"must be a datetime.timedelta or a whole number of microseconds, got"):
-            Timestamp(total_wct=spent)
-        with pytest.raises(TypeError, match=r"must be a datetime.timedelta or a whole number of microseconds, got"):
-            Timestamp().to_next_batch(1, 0, spent)
-
-    @given(timestamps)
-    def test_repr_round_trip(self, clock):
-        """The repr creates an equal timestamp."""
-        assert eval(repr(clock)) == clock
-
-    def test_copy_preserves_the_class(self):
-        """A copy of a subclass is of that subclass."""
-
-        class Own(Timestamp):
-            pass
-
-        assert type(Own(batch=1).copy(epoch=2)) is Own
-
-    @given(timestamps)
-    def test_constructor_round_trip(self, clock):
-        """A timestamp equals a new one that is created from its values."""
-        steps = (clock.to_next_batch(3), clock.to_next_epoch(), clock.to_next_iteration(), clock.copy(batch=7))
-        copies = (
-            copy.deepcopy(clock),
-            pickle.loads(pickle.dumps(clock)),
-            Timestamp.from_state_dict(clock.state_dict()),
-        )
-
-        for one in (clock, *steps, *copies):
-            assert Timestamp.of(one.counts) == one
-
-    @given(timestamps)
-    def test_timestamps_are_immutable(self, clock):
-        """A step returns a new timestamp."""
-        before = clock.copy()
-
-        clock.to_next_batch(3), clock.to_next_epoch(), clock.to_next_iteration()
-
-        assert clock == before
-        assert hash(clock) == hash(before)
-
     @given(timestamps)
     def test_state_dict_round_trip_through_json(self, clock):
         """The clock is restored exactly, to the microsecond."""
         saved = json.loads(json.dumps(clock.state_dict()))
 
         assert Timestamp.from_state_dict(saved) == clock
-
-    @pytest.mark.parametrize("change", [{"extra": 1}, {"batch": None}])
-    def test_from_state_dict_with_wrong_fields_raises(self, change):
-        """Missing and unexpected fields are reported."""
-        saved = {key: value for key, value in (Timestamp().state_dict() | change).items() if value is not None}
-
-        with pytest.raises(ValueError, match=r"missing: \['batch'\]|unknown: \['extra'\]"):
-            Timestamp.from_state_dict(saved)
 
     @pytest.mark.parametrize(
         ("change", "text"),
@@ -498,15 +325,6 @@ class TestTimestamp:
         assert clock.get(unit.value).unit is unit
         assert clock.count(unit) == 1 + WHOLE_UNITS.index(unit)
 
-    def test_get_seconds(self):
-        """Seconds are wall-clock time."""
-        assert Timestamp(total_wct=dt.timedelta(minutes=1)).get("sec") == Time(60.0, "sec")
-
-    def test_get_duration_raises(self):
-        """A timestamp does not contain the length of the training; the error states where it is."""
-        with pytest.raises(ValueError, match=r"see State\.get_elapsed_duration\(\)"):
-            Timestamp().get("dur")
-
     def test_compares_in_the_unit_of_the_other(self):
         """A string or a time determines the unit of comparison."""
         clock = Timestamp(epoch=2, batch=30)
@@ -524,22 +342,6 @@ class TestTimestamp:
         assert repr(
             [clock.epoch_in_iteration, clock.token_in_iteration, clock.batch_in_epoch, clock.sample_in_epoch]
         ) == ("[Time(1, TimeUnit.EPOCH), Time(2, TimeUnit.TOKEN), Time(3, TimeUnit.BATCH), Time(4, TimeUnit.SAMPLE)]")
-
-    @pytest.mark.parametrize("batch", [-1, Time(3, "ep"), "-1ba"])
-    def test_counts_are_checked(self, batch):
-        """Negative counts and counts of another unit raise."""
-        with pytest.raises(ValueError, match=r"counts batches from 0 up, got"):
-            Timestamp(batch=batch)
-
-    def test_copy_with_unknown_names_raises(self):
-        """A misspelled field raises."""
-        with pytest.raises(TypeError, match=r"batches"):
-            Timestamp().copy(batches=3)
-
-    def test_is_frozen(self):
-        """A clock is moved on by making a later one."""
-        with pytest.raises(AttributeError):
-            Timestamp().total_wct = dt.timedelta()
 
     @given(timestamps)
     def test_pickle_round_trip(self, clock):

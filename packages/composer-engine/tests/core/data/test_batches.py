@@ -1,6 +1,6 @@
 """Batches of any type: items, counts, parts."""
 
-from collections import OrderedDict, UserDict, namedtuple
+from collections import UserDict, namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -96,21 +96,6 @@ class TestSplitBatch:
 
         assert same(batch, concatenate(parts))
 
-    @given(st.data(), st.integers(1, 9), st.integers(1, 10))
-    def test_parts_have_the_requested_size(self, data, size, microbatch_size):
-        """All parts but the last have the requested size."""
-        parts = split_batch(data.draw(batches(size)), microbatch_size)
-
-        full, rest = divmod(size, microbatch_size)
-        assert [count_samples(part) for part in parts] == [microbatch_size] * full + ([rest] if rest else [])
-
-    @given(st.data(), st.integers(1, 9), st.integers(1, 10))
-    def test_part_types_match(self, data, size, microbatch_size):
-        """Parts have the batch's types, such as a namedtuple or a tokenizer's batch."""
-        batch = data.draw(batches(size))
-
-        assert all(types(part) == types(batch) for part in split_batch(batch, microbatch_size))
-
     @pytest.mark.parametrize("num_samples", [2, 3, 4])
     def test_lists_of_samples(self, num_samples):
         """A list with a list of numbers or a dictionary for each sample is split with the samples."""
@@ -136,14 +121,6 @@ class TestSplitBatch:
         batch = TokenizerBatch({"input_ids": torch.zeros(4, 2)}, encodings="kept")
 
         assert [part.encodings for part in split_batch(batch, 3)] == ["kept", "kept"]
-
-    def test_batch_is_not_modified(self):
-        """Splitting a dictionary does not modify it."""
-        batch = OrderedDict(x=torch.arange(4))
-
-        split_batch(batch, 2)
-
-        assert torch.equal(batch["x"], torch.arange(4))
 
     @pytest.mark.parametrize("size", [0, -1])
     def test_nonpositive_size_raises(self, size):
@@ -327,12 +304,6 @@ def test_describe_batch(batch, text):
     assert describe_batch(batch) == text
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_describe_nested_tensor():
-    """A nested tensor, which has no shape, can be described."""
-    assert describe_batch([torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])]) == "[nested float32]"
-
-
 class TestUsualNames:
     """In a dictionary, 0 and 1 are the samples and the targets under their usual names."""
 
@@ -343,15 +314,6 @@ class TestUsualNames:
         assert (batch_get(batch, 0), batch_get(batch, 1)) == (1, 2)
         assert batch_set(batch, 1, 3) == {"attention_mask": 0, input: 1, target: 3}
         assert batch[target] == 2
-
-    def test_own_keys_come_first(self):
-        """A dictionary with the key 0 is not searched for a name."""
-        assert batch_get({0: "own", "labels": 1, "x": 2}, 0) == "own"
-
-    def test_no_usual_name(self):
-        """The error lists the keys of the dictionary."""
-        with pytest.raises(KeyError, match=r"no item 1.*'tokens'"):
-            batch_get({"tokens": 1}, 1)
 
 
 class TestSeveralItems:
@@ -383,27 +345,6 @@ class TestSeveralItems:
         assert batch_set(batch, slice(1, 3), [7, 8]) == kind([1, 7, 8, 4])
         assert batch == kind([1, 2, 3, 4])
 
-    @pytest.mark.parametrize(
-        "batch", [torch.arange(12).reshape(4, 3), torch.arange(12).reshape(4, 3).numpy()], ids=["tensor", "array"]
-    )
-    @pytest.mark.parametrize("key", [1, slice(0, 2), [0, 2], (0, 2), (slice(None), [0, 1])])
-    def test_tensors_and_arrays(self, batch, key):
-        """A tensor or array is indexed, and a copy is changed."""
-        before = batch[key]
-
-        changed = batch_set(batch, key, -before)
-
-        assert (batch_get(batch, key) == before).all()
-        assert (changed[key] == -before).all()
-        assert (changed != batch).sum() == (before != 0).sum()
-
-    def test_a_tuple_may_be_one_key(self):
-        """A tuple that is a key of a dictionary is not several keys."""
-        batch = {("a", "b"): 1, "a": 2, "b": 3}
-
-        assert batch_get(batch, ("a", "b")) == 1
-        assert batch_set(batch, ("a", "b"), 4) == {("a", "b"): 4, "a": 2, "b": 3}
-
     def test_one_function(self):
         """A function reads, or sets and returns, the batch."""
 
@@ -412,14 +353,3 @@ class TestSeveralItems:
 
         assert batch_get([{"a": 1}, {"c": 5}], lambda batch: batch[1]["c"]) == 5
         assert batch_set([1, 2], set_last, 3) == [1, 3]
-
-    @pytest.mark.parametrize("values", [[7], [7, 8, 9]])
-    def test_wrong_number_of_values_raises(self, values):
-        """Each key needs a value."""
-        with pytest.raises(ValueError, match=rf"one item for each of the 2 keys \['a', 'b'\], got {len(values)}"):
-            batch_set({"a": 1, "b": 2}, ["a", "b"], values)
-
-    def test_missing_key_raises(self):
-        """If one of several keys is missing, the error names it."""
-        with pytest.raises(KeyError, match=r"no item 'z'"):
-            batch_get({"a": 1}, ["a", "z"])

@@ -10,7 +10,6 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from composer import functional as cf
 from composer.core import DataSpec, join_tensors, pack_sequences, split_tensors
 from composer.core.data.batches import count_samples, count_tokens
-from composer.core.data.packing import has_packed_rows
 
 LENGTH = 16
 SIZES = torch.randint(1, 40, (90,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -23,33 +22,6 @@ class Stream(IterableDataset):
     def __iter__(self):
         worker = torch.utils.data.get_worker_info()
         return iter(DOCUMENTS if worker is None else DOCUMENTS[worker.id :: worker.num_workers])
-
-
-class Proxy:
-    """Has under each name another proxy, as a mock has."""
-
-    def __getattr__(self, name):
-        return Proxy()
-
-
-def test_proxy_of_a_loader():
-    """Looking for packed rows ends, also if the data sets do not; a Subset of packed rows is found."""
-    rows = pack_sequences(DOCUMENTS, LENGTH)
-
-    assert not has_packed_rows(Proxy())
-    assert has_packed_rows(DataLoader(torch.utils.data.Subset(rows, range(2))))
-
-
-def test_packed_rows_in_cyclic_data_sets():
-    """Looking for packed rows ends if data sets hold each other."""
-    both = torch.utils.data.ConcatDataset([DOCUMENTS])
-    both.datasets = [both, torch.utils.data.Subset(both, [0]), torch.utils.data.Subset(both, [1])]
-
-    assert not has_packed_rows(both)
-
-    both.datasets.append(pack_sequences(DOCUMENTS, LENGTH))
-
-    assert has_packed_rows(both)
 
 
 class Resumable(Stream):
@@ -155,16 +127,6 @@ class TestBoth:
         with pytest.raises(error, match=text):
             pack_sequences(*arguments, **options)
 
-    def test_an_empty_document_of_a_stream(self):
-        """A stream finds an empty document when it reads it, and names its number."""
-
-        class WithEmpty(IterableDataset):
-            def __iter__(self):
-                return iter([[1], []])
-
-        with pytest.raises(ValueError, match=r"^document 1 has no tokens\."):
-            list(pack_sequences(WithEmpty(), 4))
-
 
 class TestDataset:
     def test_plan_depends_on_seed_and_epoch(self):
@@ -226,18 +188,6 @@ class TestStream:
 
         assert first + rest == whole
         assert listed(later) == whole  # the state applies to one iteration
-
-    def test_a_source_with_state_is_not_read_again(self):
-        """A source that saves its place continues at the buffer of the place."""
-        stream = pack_sequences(Resumable(), LENGTH, buffer_size=25)
-        reading = iter(stream)
-        list(itertools.islice(reading, 60))
-        later = pack_sequences(source := Resumable(), LENGTH, buffer_size=25)
-        later.load_state_dict(stream.state_dict())
-
-        next(iter(later))
-
-        assert 0 < source.read <= 25 < stream.state_dict()["read"]
 
     @pytest.mark.parametrize("source", [Stream, Resumable])
     def test_an_iteration_that_ends_early_leaves_no_place(self, source):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 
 import pytest
@@ -13,9 +12,6 @@ from torch.nn.functional import cross_entropy
 from composer.algorithms import (
     EMA,
     SAM,
-    BlurPool,
-    CutOut,
-    GradientClipping,
     GyroDropout,
     LabelSmoothing,
     MixUp,
@@ -98,26 +94,8 @@ def our_loop(algorithms, data, epochs):
     return model.state_dict()
 
 
-CASES = {
-    "mixup": lambda: [MixUp()],
-    "mixup of losses": lambda: [MixUp(interpolate_loss=True)],
-    "label smoothing": lambda: [LabelSmoothing(0.1)],
-    "cutout": lambda: [CutOut(num_holes=1, length=0.5)],
-    "sam": lambda: [SAM(rho=0.1)],
-    "selective backprop": lambda: [SelectiveBackprop(start=0, end=1)],
-    "five": lambda: [BlurPool(), MixUp(), LabelSmoothing(0.1), SAM(), EMA("2ba")],
-}
-
-
 class TestEquality:
     """The weights are those of our own loop, bit for bit."""
-
-    @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-    def test_weights_of_our_own_loop(self, make):
-        """A host that calls every method gets the weights of our own loop."""
-        data, model = make_data(), make_net()
-        trained = host(Adapter(served_fields("Host"), model, make()), data, 2, model)
-        torch.testing.assert_close(trained, our_loop(make(), data, 2), rtol=0, atol=0)
 
     def test_draws_of_a_repeated_batch(self):
         """SAM computes each batch twice, with the same draws of algorithms and of dropout."""
@@ -165,28 +143,6 @@ class TestEquality:
         host(adapter, data, 2, layers)
         expected = our_loop([MixUp(interpolate_loss=True), SelectiveBackprop(start=0, end=1)], data, 2)
         torch.testing.assert_close(model.state_dict(), expected, rtol=0, atol=0)
-
-    def test_resume_in_an_epoch(self):
-        """A run that was saved after five of eight batches continues with the same bits."""
-
-        def make():
-            return [BlurPool(), MixUp(), EMA("2ba")]
-
-        data, model = make_data(), make_net()
-        uninterrupted = host(Adapter(served_fields("Host"), model, make()), data, 2, model)
-        first, stopped = make_net(), None
-        stopped = Adapter(served_fields("Host"), first, make())
-        host(stopped, data, 2, first, until=5)
-        saved = copy.deepcopy(
-            {
-                "model": first.state_dict(),
-                "optimizer": stopped.optimizers[0].state_dict(),
-                "algorithms": stopped.state_dict(),
-            }
-        )
-        second, averaging = make_net(), make()
-        resumed = host(Adapter(served_fields("Host"), second, averaging), data, 2, second, loaded=saved)
-        torch.testing.assert_close(resumed, uninterrupted, rtol=0, atol=0)
 
 
 class TestPreparation:
@@ -238,20 +194,6 @@ class TestClock:
         adapter.end_backward()
         host(adapter, make_data(2), 1, model)
         assert adapter.state.timestamp.sample == 12
-
-    def test_an_epoch_begins_once(self):
-        """A host may begin the epoch before each of its batches."""
-        model, seen = make_net(), []
-        adapter = Adapter(served_fields("Host"), model, EMA("2ba"))
-        adapter.engine.on("epoch_start", lambda state, _: seen.append(int(state.timestamp.epoch)))
-        adapter.begin_fit(sgd(model), max_duration="2ep")
-        for _ in range(2):
-            assert not adapter.is_in_epoch
-            adapter.begin_epoch()
-            adapter.begin_epoch()
-            assert adapter.is_in_epoch
-            adapter.end_epoch()
-        assert seen == [0, 1]
 
     def test_length_known_to_surgery(self):
         """The length of an epoch in steps is known when layers are replaced, also if only `begin_fit` is called."""
@@ -348,23 +290,6 @@ class TestExplain:
         assert " ".join(str(plan).split()).endswith(plan.batch)
 
 
-class TestEvaluation:
-    """The averages are in the model for the time of an evaluation."""
-
-    @pytest.mark.parametrize("fails", [False, True])
-    def test_averages_and_training_weights(self, fails):
-        """The training weights return, also after an error."""
-        model, ema = make_net(), EMA("2ba")
-        adapter = Adapter(served_fields("Host"), model, ema)
-        before = copy.deepcopy(host(adapter, make_data(), 1, model))
-        averages = ema.get_ema_model(model).state_dict()
-        with contextlib.suppress(ZeroDivisionError), adapter.evaluation():
-            within = copy.deepcopy(model.state_dict())
-            _ = 1 / (not fails)
-        torch.testing.assert_close(within, averages, rtol=0, atol=0)
-        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-
-
 class TestServedFields:
     """A host that does not serve all fields rejects algorithms at construction."""
 
@@ -391,16 +316,6 @@ class TestServedFields:
         with pytest.raises(ValueError, match=sentence):
             Adapter(served_fields("Host", **missing), make_net(), algorithm)
 
-    @pytest.mark.parametrize(
-        ("algorithm", "needs"),
-        [(MixUp(), True), (LabelSmoothing(0.1), True), (CutOut(length=0.5), False), (EMA(), False), (SAM(), False)],
-    )
-    def test_needs_outputs(self, algorithm, needs):
-        """Only algorithms between the forward pass and the loss need the outputs."""
-        needing = Adapter(served_fields("Host"), make_net(), algorithm).needs_outputs
-
-        assert set(needing) == ({type(algorithm).__name__} if needs else set())
-
     def test_a_replaced_model(self):
         """The host trains the model that it has, so an algorithm must change it in place."""
 
@@ -415,13 +330,6 @@ class TestServedFields:
 
         with pytest.raises(ValueError, match="must keep the model object, which Host trains"):
             Adapter(served_fields("Host"), make_net(), Replaces()).prepare()
-
-    def test_writers(self):
-        """A host finds the algorithms that change a field at an event."""
-        adapter = Adapter(served_fields("Host"), make_net(), [SAM(), EMA(), GradientClipping("norm", 1.0)])
-
-        assert adapter.writers("optimizers", Event.AFTER_LOAD) == ["SAM"]
-        assert adapter.writers("gradients", Event.AFTER_TRAIN_BATCH) == ["GradientClipping"]
 
 
 class TestSplitStep:

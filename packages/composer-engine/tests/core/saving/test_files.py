@@ -16,11 +16,6 @@ class TestFillInRun:
 
         assert name == "mine-ep2-ba007-3-0.0"
 
-    def test_other_fields_raise(self):
-        """Only the listed fields may be used, and the error lists them."""
-        with pytest.raises(ValueError, match=r"^folder may have \{run_name\} and \{rank\} in it, nothing else"):
-            fill_in_run("{run_name}/{batch}", State(model=None), "folder", ["run_name", "rank"])
-
 
 class TestCheckTemplate:
     def test_paths_become_strings(self, tmp_path):

@@ -8,7 +8,7 @@ from torch import nn
 
 from composer.core import Event, State
 from composer.core.testing import Effects, RecordingState, Watch, observe
-from fixtures.noise import AddNoise, Keyed, changed, make_state
+from fixtures.noise import Keyed, changed, make_state
 
 
 @pytest.fixture
@@ -75,16 +75,6 @@ class TestRecordingState:
 
         assert effects.writes == {"batch.input"}
 
-    def test_equal_values(self, batch_state):
-        """Replacing an item by an equal one is not a write."""
-        effects = observe(batch_state((torch.ones(2),)), None, lambda view: view.batch_set_item(0, torch.ones(2)))
-
-        assert effects == Effects()
-
-    def test_unchanged_nan(self, batch_state):
-        """NaN that is still NaN has not changed."""
-        assert observe(batch_state((torch.tensor([float("nan")]),)), None, lambda view: None) == Effects()
-
     @pytest.mark.parametrize(
         ("batch", "keys", "words"),
         [
@@ -122,24 +112,6 @@ class TestRecordingState:
 
         assert view.effects.reads == {"batch.target"}
 
-    def test_functions_as_keys(self, batch_state):
-        """With functions as keys, getting the batch is a read of all items."""
-        keys = [(lambda batch, name=name: getattr(batch, name), print) for name in ("image", "label")]
-        state = batch_state(Pair(torch.ones(1), torch.zeros(1)))
-        algorithm = Keyed(input_key=keys[0], target_key=keys[1])
-        view = RecordingState(state, algorithm)
-
-        assert view.batch is state.batch
-        assert view.effects.reads == {"batch.input", "batch.target"}
-        effects = observe(state, algorithm, lambda view: setattr(view, "batch", Pair(torch.ones(1), torch.ones(1))))
-        assert effects.writes == {"batch.target"}
-
-    def test_single_tensor(self, batch_state):
-        """A single tensor is the input."""
-        assert observe(batch_state(torch.ones(1)), None, lambda view: view.batch.add_(1)) == Effects(
-            {"batch.input"}, {"batch.input"}
-        )
-
     def test_parameters_of_an_optimizer(self):
         """An optimizer that holds another parameter has changed, one whose parameters have changed has not."""
         model = torch.nn.Linear(1, 1)
@@ -149,17 +121,6 @@ class TestRecordingState:
 
         assert observe(state, None, lambda _: model.weight.data.add_(1)).writes == {"model"}
         assert observe(state, None, lambda _: held.append(model.bias)).writes == {"optimizers"}
-
-    def test_undeclared_constants(self):
-        """Constants of a run may be read without a declaration; a draw is not a read."""
-        state = State(model=None, algorithms=[algorithm := AddNoise()])
-        view = RecordingState(state)
-
-        view.generator(algorithm).manual_seed(1)
-        view.component_key(algorithm)
-
-        assert view.effects.reads == {"component_key"}
-        assert [owner for owner, _ in view.generators] == [algorithm]
 
 
 class TestWatch:

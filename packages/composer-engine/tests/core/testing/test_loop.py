@@ -9,7 +9,6 @@ import torch
 from composer.core import Algorithm, Event, Stage
 from composer.core.testing import Case, Training, seeded
 from fixtures import weights
-from fixtures.models import WithLoss
 from fixtures.noise import AddNoise, changed, make_state
 
 
@@ -64,17 +63,6 @@ class TestTraining:
         assert {**training.losses} == {**complete.losses}
         assert training.state.timestamp == complete.state.timestamp
 
-    def test_several_optimizers(self):
-        """Several optimizers step without a closure."""
-        state = make_state()
-        parameters = [*state.model.parameters()]
-        state.optimizers = [torch.optim.SGD(part, lr=0.1) for part in (parameters[:2], parameters[2:])]
-        before = [parameter.detach().clone() for parameter in parameters]
-
-        Training(state, []).run(1)
-
-        assert not any(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))
-
     def test_optimizer_with_closure(self):
         """Each call of the closure has the same draws and batch."""
         recorded = []
@@ -97,23 +85,6 @@ class TestTraining:
         Training(state, [algorithm]).run(2)
 
         assert [torch.equal(recorded[0], one) for one in recorded] == [True, True, False, False]
-
-    def test_several_losses(self):
-        """A dictionary of losses is summed."""
-
-        class Double(WithLoss):
-            def loss(self, outputs, batch):
-                loss = super().loss(outputs, batch)
-                return {"one": loss, "two": loss}
-
-        state, single = (Case(AddNoise, make_state).new_state() for _ in range(2))
-        state.model.__class__ = Double
-
-        trainings = [Training(one, []) for one in (state, single)]
-        for training in trainings:
-            training.run(1)
-
-        assert trainings[0].losses[0] == 2 * trainings[1].losses[0]
 
 
 class TestSeeded:
