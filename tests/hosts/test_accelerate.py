@@ -11,8 +11,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker, on_main_process
 from comparison import CASES, EPOCHS, SEED, assert_same, our_weights, weights_of
-from safetensors.torch import load_file
-from small_training import Replaces, image_loss, make_loader, make_net, run_in_two_processes, sgd, train_ours
+from small_training import image_loss, make_loader, make_net, run_in_two_processes, sgd, train_ours
 from torch.nn.functional import cross_entropy
 from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -21,17 +20,14 @@ from composer.algorithms import (
     SAM,
     SWA,
     BlurPool,
-    CutOut,
     GradientClipping,
     LabelSmoothing,
     MixUp,
-    NoOpModel,
     SkipSpikes,
 )
 from composer.core import Algorithm, Event, Stage, StateMismatchError
 from composer.integrations.accelerate import accelerate_algorithms
 
-OWN_LOSS = ["EMA-bert", "SAM-gpt2", "MixUp-vit", "MixUp of losses-vit", "LabelSmoothing-gpt2", "SelectiveBackprop-vit"]
 SERVED = {name: case for name, case in CASES.items() if not name.startswith("NoOpModel")}
 
 
@@ -192,23 +188,6 @@ class TestClock:
         epoch = [Event.EPOCH_START, *[Event.BATCH_END] * 4, Event.EPOCH_END]
         assert seen == [*epoch, *epoch, Event.FIT_END]
 
-    def test_accumulation_without_accumulate(self):
-        """Gradients that the loop accumulates itself, by stepping at every second batch, count alike."""
-        run = Run(EMA("2ba"))
-        for place, batch in enumerate(run.loader):
-            run.accelerator.backward(run.algorithms.compute_loss(batch) / 2)
-            if place % 2:
-                run.optimizer.step()
-                run.optimizer.zero_grad()
-        assert (run.clock.batch, run.clock.sample, run.clock.epoch) == ("4ba", "16sp", "1ep")
-
-    def test_epoch_that_ends_early(self):
-        """A loop that leaves an epoch ends it by a call."""
-        run = Run(EMA("2ba"))
-        run.train(until=3)
-        run.algorithms.end_epoch()
-        assert (run.clock.batch, run.clock.epoch, run.clock.batch_in_epoch) == ("3ba", "1ep", "0ba")
-
     def test_epoch_that_ends_within_a_step(self):
         """The backward pass of the last batch ends before the epoch."""
         seen = []
@@ -295,16 +274,6 @@ class TestResume:
         run.optimizer.zero_grad()
         assert_same(run.train(), uninterrupted)
 
-    def test_checkpoint_of_the_end(self, tmp_path):
-        """A training that continues from its end computes no further step."""
-        run = Run(EMA("2ba"))
-        run.train()
-        run.accelerator.save_state(tmp_path)
-        resumed = Run(EMA("2ba"))
-        resumed.accelerator.load_state(tmp_path)
-        with pytest.raises(RuntimeError, match="The training ended after max_duration='2ep'"):
-            resumed.algorithms.compute_loss(next(iter(resumed.loader)))
-
     @pytest.mark.parametrize("is_first", [True, False])
     def test_other_registered_objects(self, tmp_path, is_first):
         """Objects of the user are saved beside the algorithms, in the order of their registration."""
@@ -362,15 +331,6 @@ class TestEvaluation:
             assert_same(run.model.state_dict(), averages)
             _ = 1 / (not fails)
         assert_same(run.weights(), before)
-
-    def test_saved_model(self, tmp_path):
-        """A model that is saved within an evaluation has the weights that were evaluated."""
-        ema = EMA("2ba")
-        run = Run(ema)
-        run.train()
-        with run.algorithms.evaluation():
-            run.accelerator.save_model(run.model, tmp_path)
-        assert_same(load_file(tmp_path / "model.safetensors"), ema.get_ema_model(run.bare).state_dict())
 
 
 class TestFeatures:
@@ -455,14 +415,6 @@ class TestRefusals:
                 run.optimizer.step()
             return
 
-    def test_closure_with_accumulation(self):
-        """An optimizer of the user with a closure raises, too."""
-        model = make_net()
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-        lbfgs = torch.optim.LBFGS(model.parameters())
-        with pytest.raises(ValueError, match="LBFGS needs a closure, which"):
-            self.attach(model=model, optimizer=lbfgs, accelerator=accelerator)
-
     @pytest.mark.parametrize("algorithm", [MixUp(), MixUp(interpolate_loss=True), LabelSmoothing(0.1)])
     def test_labels_after_a_loss_of_the_model(self, algorithm):
         """If the model computes the loss, labels cannot change after the forward pass."""
@@ -480,28 +432,6 @@ class TestRefusals:
         with pytest.raises(ValueError, match="model must not be prepared, compiled or wrapped yet, got Opt"):
             self.attach(model=torch.compile(make_net()))
 
-    def test_prepared_optimizer(self):
-        """The optimizer has to follow the surgery."""
-        accelerator, model = Accelerator(cpu=True), make_net()
-        with pytest.raises(ValueError, match="optimizer must not be prep"):
-            self.attach(model=model, optimizer=accelerator.prepare(sgd(model)))
-
-    def test_two_adapters(self):
-        """An accelerator has one list of algorithms."""
-        run = Run(EMA())
-        with pytest.raises(ValueError, match="accelerator has algorithms already"):
-            self.attach(accelerator=run.accelerator)
-
-    def test_no_op_model(self):
-        """The one algorithm that is not served at all."""
-        with pytest.raises(ValueError, match="NoOpModel cannot run in Accelerate"):
-            self.attach(NoOpModel())
-
-    def test_replaced_model(self):
-        """An algorithm that returns another model object raises."""
-        with pytest.raises(ValueError, match="must keep the model object"):
-            self.attach(Replaces())
-
     @pytest.mark.parametrize("algorithm", [GradientClipping("norm", 1.0), SkipSpikes()])
     def test_clipping_before_an_algorithm(self, algorithm):
         """Accelerate's clipping is an error if an algorithm clips or measures the gradients after it."""
@@ -510,11 +440,6 @@ class TestRefusals:
         for clip in (run.accelerator.clip_grad_norm_, run.accelerator.clip_grad_value_):
             with pytest.raises(RuntimeError, match=expected):
                 clip(run.model.parameters(), 1.0)
-
-    def test_clipping_by_accelerate(self):
-        """Without ours, Accelerate's clipping remains."""
-        run = Run(CutOut(length=0.5))
-        assert run.accelerator.clip_grad_norm_(run.model.parameters(), 1.0) == 0
 
     def test_not_prepared(self):
         """The error names what accelerator.prepare did not get."""
@@ -540,11 +465,6 @@ class TestRefusals:
             with pytest.raises(RuntimeError, match=r"without a loss by algorithms\.compute_loss"):
                 run.optimizer.step()
             return
-
-    def test_closure_of_the_user(self):
-        """The algorithms pass the closure."""
-        with pytest.raises(TypeError, match="must be called without a closure"):
-            Run(EMA()).optimizer.step(lambda: None)
 
     def test_outputs_without_loss(self):
         """A model without a loss needs a function, and the error names the batch."""

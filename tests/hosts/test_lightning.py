@@ -40,7 +40,7 @@ from composer.algorithms import (
     SelectiveBackprop,
     SqueezeExcite,
 )
-from composer.core import Algorithm, AlgorithmConflictError, Event, Stage
+from composer.core import Algorithm, Event, Stage
 from composer.core.saving.codec import equal
 from composer.models import ComposerModel
 
@@ -185,13 +185,6 @@ SERVED = {
 class TestEquality:
     """The weights are those of our Trainer, bit for bit."""
 
-    @pytest.mark.parametrize("make", SETS.values(), ids=SETS)
-    def test_weights_of_our_trainer(self, make):
-        """Twelve steps with a split training_step have the same result."""
-        module, _ = fit(make())
-
-        assert_same(module, our_weights(make()))
-
     @pytest.mark.parametrize("case", SERVED.values(), ids=SERVED)
     def test_weights_of_each_algorithm(self, case):
         """Each algorithm that Lightning serves has the same result, on a network for images or text."""
@@ -315,14 +308,6 @@ class TestEvaluation:
         assert_same(module, before)
         assert not module.network[5].bias.is_inference()
 
-    @pytest.mark.parametrize("inference_mode", [True, False])
-    def test_training_after_validation(self, inference_mode):
-        """A training with a validation in each epoch has the weights of one without."""
-        module, callback = Classifier(), ComposerCallback([MixUp(), EMA("2ba")], seed=SEED)
-        make_trainer(callback, inference_mode=inference_mode).fit(module, make_loader(), make_loader(1))
-
-        assert_same(module, fit([MixUp(), EMA("2ba")])[0].network.state_dict())
-
     def test_best_checkpoint(self, tmp_path):
         """The saved state_dict is what was evaluated, and a test of it evaluates the same again."""
         from lightning.pytorch.callbacks import ModelCheckpoint
@@ -337,19 +322,6 @@ class TestEvaluation:
         assert any(torch.equal(saved["network.5.bias"], bias) for bias in evaluated)
         assert torch.equal(module.seen[-1], saved["network.5.bias"])
         assert tested["val_loss"] == pytest.approx(best.best_model_score.item(), abs=0)
-
-    def test_weights_only(self, tmp_path):
-        """A checkpoint of weights alone contains the averages, without the training weights."""
-        from lightning.pytorch.callbacks import ModelCheckpoint
-
-        saving, ema = ModelCheckpoint(tmp_path, save_weights_only=True, save_last=True), EMA("2ba")
-        callback = ComposerCallback(ema, seed=SEED)
-        module = Classifier()
-        make_trainer(callback, saving, enable_checkpointing=True).fit(module, make_loader())
-
-        saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-        assert torch.equal(saved["state_dict"]["network.5.bias"], ema.get_ema_model(module).network[5].bias)
-        assert "composer_training_weights" not in saved
 
     def test_error_in_a_validation(self):
         """The training weights and the module's own methods are restored."""
@@ -397,16 +369,6 @@ class TestModule:
 
         assert_same(module, our_weights([MixUp(), LabelSmoothing(0.1)]))
 
-    def test_a_module_of_the_loss(self):
-        """A child without parameters, such as a loss, is no candidate."""
-
-        def step(self, batch):
-            return self.criterion(self.network(batch[0]), batch[1])
-
-        module, _ = fit([MixUp(), LabelSmoothing(0.1)], self.variant(step, criterion=nn.CrossEntropyLoss()))
-
-        assert_same(module, our_weights([MixUp(), LabelSmoothing(0.1)]))
-
     def test_two_modules(self):
         """Two modules one after the other need a forward function."""
 
@@ -428,16 +390,6 @@ class TestModule:
         make_trainer(ComposerCallback(LabelSmoothing(0.1), module=chosen)).fit(module, make_loader())
 
         assert module.trainer.global_step == 12
-
-    def test_a_module_after_another(self):
-        """A chosen module that is called after another one raises, as the first would run twice."""
-
-        def step(self, batch):
-            return cross_entropy(self.head(self.network(batch[0])), batch[1])
-
-        module = self.variant(step, head=nn.Linear(5, 5))
-        with pytest.raises(ValueError, match="calls 'network' before the module of ComposerCallback, a Linear"):
-            make_trainer(ComposerCallback(MixUp(), module="head")).fit(module, make_loader())
 
     def test_skipped_step(self):
         """A training_step that returns None is skipped, and counted as Lightning counts it."""
@@ -467,44 +419,10 @@ class TestRefusals:
         with pytest.raises((ValueError, TypeError), match=sentence):
             fit(algorithms, **settings)
 
-    def test_two_callbacks(self):
-        """A second callback raises, also if Lightning has not seen it at construction."""
-        trainer = make_trainer(ComposerCallback(EMA()))
-        trainer.callbacks.append(ComposerCallback(MixUp()))
-        with pytest.raises(ValueError, match="must have one ComposerCallback"):
-            trainer.fit(Classifier(), make_loader())
-
-    def test_added_in_the_fit(self):
-        """A callback that was not there when the fit began raises."""
-
-        class Adds(lightning.Callback):
-            def on_train_start(self, trainer, pl_module):
-                trainer.callbacks.append(ComposerCallback(MixUp()))
-
-        with pytest.raises(RuntimeError, match="was added to the Trainer after fit began"):
-            make_trainer(Adds()).fit(Classifier(), make_loader())
-
     def test_compiled_module(self):
         """A compiled LightningModule raises with the remedy."""
         with pytest.raises(ValueError, match=r"Compile a module inside it"):
             fit(EMA(), torch.compile(Classifier(), backend="eager"))
-
-    def test_iterator_of_batches(self):
-        """A training_step that takes the loader's iterator raises, as algorithms get no batch."""
-
-        class OfIterator(Classifier):
-            def training_step(self, dataloader_iter):
-                return super().training_step(next(dataloader_iter)[0], 0)
-
-        with pytest.raises(ValueError, match="takes the iterator of batches"):
-            fit(EMA(), OfIterator())
-
-    def test_two_models(self):
-        """The algorithms of a callback belong to one model."""
-        callback = ComposerCallback(EMA("2ba"))
-        make_trainer(callback).fit(Classifier(), make_loader())
-        with pytest.raises(ValueError, match="has changed another model, a Classifier"):
-            make_trainer(callback).fit(Classifier(), make_loader())
 
     @pytest.mark.parametrize(
         ("make", "sentence"),
@@ -517,11 +435,6 @@ class TestRefusals:
         """An algorithm that needs more than Lightning has raises at construction."""
         with pytest.raises(ValueError, match=sentence):
             ComposerCallback(make())
-
-    def test_conflict(self):
-        """Algorithms that exclude each other raise at construction."""
-        with pytest.raises(AlgorithmConflictError):
-            ComposerCallback([EMA(), EMA()])
 
     def test_manual_optimization(self):
         """Only algorithms without events of a batch work with manual optimization."""

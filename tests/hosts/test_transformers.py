@@ -16,7 +16,6 @@ from safetensors import safe_open
 from torch.nn.functional import cross_entropy
 from torch.utils.data import SequentialSampler
 from transformers import (
-    BertForPreTraining,
     BertForSequenceClassification,
     EarlyStoppingCallback,
     GPT2Config,
@@ -239,16 +238,6 @@ class TestLoss:
         logits = case.make_model()(pixel_values=batch["pixel_values"]).logits
         assert loss == pytest.approx(2 * cross_entropy(logits, batch["labels"], label_smoothing=0.1).item())
 
-    @pytest.mark.parametrize(("case", "has_labels"), [("LabelSmoothing-gpt2", False), ("EMA-gpt2", True)])
-    def test_loss_of_the_model_is_computed_only_if_used(self, tmp_path, case, has_labels):
-        """LabelSmoothing computes another loss, and the model gets no labels after the first step."""
-        trainer, seen = make_trainer(CASES[case], tmp_path, max_steps=2), []
-        trainer.model.register_forward_pre_hook(lambda _, __, given: seen.append("labels" in given), with_kwargs=True)
-        trainer.train()
-        # With LabelSmoothing a second call in each step only takes the loss through Transformers.
-        assert seen[0]
-        assert seen[-2 if has_labels else 2] is has_labels
-
     def test_language_models_smooth_ids(self, tmp_path):
         """The labels stay ids in the loss of a language model, whose probabilities would have the size of the logits.
 
@@ -309,30 +298,6 @@ class TestLoss:
         smoothed = cross_entropy(out.logits, batch["labels"], label_smoothing=0.1)
         assert loss == pytest.approx((out.loss + smoothed - out.loss / 2).item())
 
-    def test_two_tasks(self, tmp_path):
-        """A model with two tasks and no logits of its own name is an error, which names what it returns."""
-        case = CASES["LabelSmoothing-bert"]
-        model = BertForPreTraining(case.make_model().config)
-        trainer = make_trainer(case, tmp_path, model=model, max_steps=1)
-        trainer.train_dataset = [
-            {"input_ids": one["input_ids"], "labels": one["input_ids"], "next_sentence_label": torch.tensor(1)}
-            for one in case.samples()
-        ]
-        with pytest.raises((TypeError, KeyError), match="prediction_logits"):
-            trainer.train()
-
-    def test_probabilities_in_the_dataset(self, tmp_path):
-        """Labels that are probabilities from the beginning are not passed to a model that would misinterpret them."""
-        case = Case(lambda: EMA("2ba"), "vit")
-        trainer = make_trainer(case, tmp_path, max_steps=1)
-        trainer.model.config.problem_type = "single_label_classification"
-        soft = [dict(sample, labels=torch.tensor([0.2, 0.3, 0.5])) for sample in case.samples()]
-        trainer.train_dataset = soft
-        loss = trainer.train().training_loss
-        images = torch.stack([sample["pixel_values"] for sample in soft[:4]])
-        logits = case.make_model()(pixel_values=images).logits
-        assert loss == pytest.approx(cross_entropy(logits, torch.tensor([[0.2, 0.3, 0.5]] * 4)).item())
-
     def test_outputs_without_logits(self, tmp_path):
         """The error explains what an algorithm that changes labels needs."""
 
@@ -383,13 +348,6 @@ class TestResume:
         with pytest.raises(ValueError, match=f"checkpoint-1 has no {STATE_FILE}"):
             make_trainer(case, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
-    def test_second_training(self, tmp_path):
-        """A second call of train starts the clock and the averages again."""
-        trainer = make_trainer(CASES["EMA-vit"], tmp_path, max_steps=3)
-        trainer.train()
-        trainer.train()
-        assert trainer.algorithm_adapter.state.timestamp.batch == 3
-
 
 class Watch(TrainerCallback):
     """Records the model's weights in each evaluation."""
@@ -435,21 +393,6 @@ class TestAverages:
         assert_same(watch.weights[0], averages)
         assert_same(watch.weights[1], averages)
         assert_same(type(trainer.model).from_pretrained(tmp_path / "final").state_dict(), averages)
-        assert_same(trainer.model.state_dict(), training_weights)
-
-    def test_error_in_an_evaluation(self, tmp_path):
-        """The training weights return after an error."""
-
-        class Fails(TrainerCallback):
-            def on_prediction_step(self, args, state, control, **kwargs):
-                raise ZeroDivisionError
-
-        case = CASES["EMA-bert"]
-        trainer = make_trainer(case, tmp_path, callbacks=[Fails()])
-        trainer.train()
-        training_weights = copy.deepcopy(trainer.model.state_dict())
-        with pytest.raises(ZeroDivisionError):
-            trainer.evaluate(case.samples())
         assert_same(trainer.model.state_dict(), training_weights)
 
 
@@ -581,11 +524,6 @@ class TestRefusals:
         ):
             trainer.train()
 
-    def test_model_init(self, tmp_path):
-        """A function that creates models, whose layers would not be replaced."""
-        with pytest.raises(ValueError, match=r"do not work with model_init="):
-            ComposerTrainer(model_init=Case(EMA, "bert").make_model, args=TrainingArguments(**settings(tmp_path)))
-
     def test_algorithm_that_needs_another_event(self, tmp_path):
         """An algorithm at an event that Transformers has no place for."""
 
@@ -620,13 +558,6 @@ class TestRefusals:
 
         with pytest.raises(ValueError, match=r"changed a batch of 4 rows to 16\. Without labels"):
             trainer.train()
-
-    def test_other_classes(self):
-        """The factory takes classes of Trainers without algorithms."""
-        with pytest.raises(TypeError, match=r"trainer must be transformers\.Trainer or a subclass"):
-            composer_trainer(TrainingArguments)
-        with pytest.raises(ValueError, match="trainer must not have algorithms yet, got ComposerTrainer"):
-            composer_trainer(ComposerTrainer)
 
     @pytest.mark.parametrize("config", [None, {"fused_linear_cross_entropy": False}])
     def test_fused_losses_of_liger(self, tmp_path, config):

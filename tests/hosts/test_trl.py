@@ -139,13 +139,6 @@ def test_changed_labels(tmp_path, construct, make):
         construct(tmp_path, [make()])
 
 
-def test_pairs_of_answers(tmp_path):
-    """DPO with averages alone trains as in TRL, with as many forward passes of the model."""
-    ours, alone = train_preferences(tmp_path, [EMA("2ba")]), train_preferences(tmp_path)
-    assert_same(ours.model.state_dict(), alone.model.state_dict())
-    assert ours.calls == alone.calls == 4
-
-
 @pytest.mark.parametrize(
     "make",
     [lambda: Alibi(max_sequence_length=16), lambda: SeqLengthWarmup(min_seq_length=2, truncate=False)],

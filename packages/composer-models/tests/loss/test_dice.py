@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassF1Score, MulticlassJaccardIndex
 
-from composer.functional import smooth_labels
 from composer.loss import DiceLoss
 from composer.models import ComposerSegmenter
 
@@ -123,40 +122,6 @@ class TestDiceLoss:
         ]
         torch.testing.assert_close(loss, torch.tensor(expected[0] if batch else expected))
 
-    def test_ignored_pixels_have_no_gradient(self, pair):
-        """Their gradient is zero."""
-        logits, target = pair[0].clone().requires_grad_(), pair[1]
-        target[0, 1:3] = -1
-
-        DiceLoss(softmax=True)(logits, target).backward()
-
-        assert not logits.grad[0, :, 1:3].any()
-        assert logits.grad[0, :, 0].all()
-
-    def test_smoothed_ignored_pixels_are_excluded(self, pair):
-        """With softmax, rows of zeros, as from smoothing ignored ids, are excluded."""
-        logits, target = pair
-        target[0, 1:3] = -1
-
-        loss = DiceLoss(softmax=True)(logits, smooth_labels(logits, target, 0.0))
-
-        assert loss.item() == pytest.approx(DiceLoss(softmax=True)(logits, target).item())
-
-    def test_zeros_without_softmax_are_background(self):
-        """Masks of one class, or of several non-exclusive ones, have a background."""
-        loss = DiceLoss()(torch.ones(1, 1, 4), torch.tensor([[[1.0, 1.0, 0.0, 0.0]]]))
-
-        assert loss.item() == pytest.approx(_one_minus_dice([1, 1, 1, 1], [1, 1, 0, 0]))
-
-    def test_fully_ignored_samples_are_excluded(self, pair):
-        """The mean is over the other samples."""
-        probabilities, target = pair
-        target[1] = -1
-
-        loss = DiceLoss()(probabilities, target)
-
-        assert loss.item() == pytest.approx(DiceLoss()(probabilities[:1], target[:1]).item())
-
     def test_no_classes_present_gives_zero(self):
         """If no pixel has a class, the loss is 0 and not nan."""
         loss = DiceLoss(ignore_absent_classes=True)(torch.rand(1, 2, 3, 3), torch.full((1, 3, 3), -100))
@@ -184,28 +149,6 @@ class TestDiceLoss:
         loss = DiceLoss(**settings)(logits, target)
 
         torch.testing.assert_close(loss, DiceLoss()(activation(logits), target))
-
-    def test_single_class(self):
-        """A single class with its probability as target is supported."""
-        prediction, target = torch.tensor([[[0.5, 1.0]]]), torch.tensor([[[0.0, 1.0]]])
-
-        assert DiceLoss()(prediction, target).item() == pytest.approx(1 - 2 * 1.0 / 2.5, abs=1e-5)
-
-    def test_scores_without_pixels(self):
-        """Scores (N, C) of a classifier are images of one pixel."""
-        loss = DiceLoss(reduction="none")(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
-
-        torch.testing.assert_close(loss, torch.tensor([[1.0, 1 - 1.5 / 1.75]]), atol=1e-4, rtol=0)
-
-    def test_half_precision_is_summed_in_float32(self):
-        """A large bfloat16 image has the loss of the same numbers in single precision."""
-        probabilities = torch.rand(1, 2, 128, 128, generator=torch.Generator().manual_seed(2)).bfloat16()
-        target = torch.randint(2, (1, 128, 128), generator=torch.Generator().manual_seed(3))
-
-        loss = DiceLoss()(probabilities, target)
-
-        assert loss.dtype == torch.float32
-        assert torch.equal(loss, DiceLoss()(probabilities.float(), target))
 
     @given(st.integers(0, 1000), st.sampled_from(list(itertools.product([False, True], repeat=4))))
     def test_lies_between_zero_and_one(self, seed, flags):
@@ -247,11 +190,6 @@ class TestDiceLoss:
         """Contradictory settings raise at construction."""
         with pytest.raises(ValueError, match=sentence):
             DiceLoss(**settings)
-
-    def test_softmax_over_one_class_raises(self):
-        """A softmax over one class is always 1."""
-        with pytest.raises(ValueError, match="use sigmoid=True for a single class"):
-            DiceLoss(softmax=True)(torch.zeros(1, 1, 4), torch.zeros(1, 4, dtype=torch.long))
 
     def test_mismatched_masks_raise(self):
         """Mismatched masks raise, with both shapes."""

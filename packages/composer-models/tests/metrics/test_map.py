@@ -1,8 +1,5 @@
 """Tests of composer.metrics.MAP."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from torchmetrics.detection import MeanAveragePrecision
@@ -96,38 +93,6 @@ class TestMAP:
         assert {"map", "map_50", "mar_100"} <= values.keys()
         assert all(value.numel() == 1 for name, value in values.items() if "per_class" not in name)
         assert any("_class_" in name for name in values) == (class_metrics and bool(targets))
-
-    def test_more_than_a_hundred_boxes_do_not_warn(self):
-        """The best hundred are used, as in COCO."""
-        boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0]]).repeat(150, 1)
-        result = {"boxes": boxes, "labels": torch.ones(150, dtype=torch.long), "scores": torch.linspace(1, 0.5, 150)}
-        metric = MAP()
-
-        metric.update([result], [{"boxes": boxes[:1], "labels": torch.ones(1, dtype=torch.long)}])
-
-        assert metric.compute()["map"] == 1.0
-
-    def test_other_settings_are_passed_on(self):
-        """Box formats and overlap thresholds are passed to torchmetrics."""
-        metric = MAP(box_format="xywh", iou_thresholds=[0.5])
-
-        metric.update([_image([[10, 10, 5, 5]], [1], [0.9])], [_image([[10, 10, 5, 4]], [1])])
-
-        assert metric.compute()["map"] == 1.0
-
-    @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
-    def test_copies_are_independent(self, duplicate):
-        """A copy starts with the current state; a reset clears it."""
-        metric = MAP()
-        metric.update(PREDICTIONS[:1], TARGETS[:1])
-
-        other = duplicate(metric)
-        other.update(PREDICTIONS[2:], TARGETS[2:])
-        metric.reset()
-        metric.update(PREDICTIONS[2:], TARGETS[2:])
-
-        assert other.compute()["map_50"] == pytest.approx(2 / 3)
-        assert metric.compute()["map_50"] == 0.0
 
     @pytest.mark.parametrize(
         ("predictions", "targets", "sentence"),

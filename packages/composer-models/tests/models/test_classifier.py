@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MeanMetric
 from torchmetrics.classification import (
     BinaryAccuracy,
-    BinaryAUROC,
     BinaryAveragePrecision,
     MulticlassAccuracy,
     MulticlassAUROC,
@@ -23,11 +22,10 @@ from torchmetrics.classification import (
     MultilabelF1Score,
 )
 from torchmetrics.wrappers import ClasswiseWrapper
-from torchvision.ops import sigmoid_focal_loss
 
 from composer import functional as cf
 from composer.loss import DiceLoss, binary_cross_entropy_with_logits
-from composer.metrics import CrossEntropy, LossMetric
+from composer.metrics import CrossEntropy
 from composer.models import ComposerClassifier
 
 
@@ -59,22 +57,6 @@ class TestForwardAndLoss:
 
         torch.testing.assert_close(loss, -outputs.log_softmax(1)[range(5), target].mean())
 
-    def test_loss_of_probabilities(self):
-        """Smoothed or mixed targets weight the classes."""
-        outputs, target = torch.randn(5, 3), torch.rand(5, 3).softmax(1)
-
-        loss = _classifier().loss(outputs, (None, target))
-
-        torch.testing.assert_close(loss, -(target * outputs.log_softmax(1)).sum(1).mean())
-
-    def test_custom_loss_receives_all_arguments(self):
-        """A custom loss function receives outputs, target and all other arguments of loss()."""
-        model = _classifier(loss_fn=lambda outputs, target, weight, *, scale: (outputs - target).sum() * weight * scale)
-
-        loss = model.loss(torch.full((2,), 3.0), (None, torch.ones(2)), 5.0, scale=7.0)
-
-        assert loss == 4.0 * 5.0 * 7.0
-
     @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
     @pytest.mark.parametrize("shape", [(5, 3), (5,)])
     def test_a_label_for_each_score(self, dtype, shape):
@@ -93,14 +75,6 @@ class TestForwardAndLoss:
 
         with pytest.raises(RuntimeError, match="Long"):
             model.loss(torch.randn(5, 3), (None, torch.randint(2, (5, 3))))
-
-    def test_module_as_loss(self):
-        """A loss module is supported, and moves with the model."""
-        model = _classifier(loss_fn=nn.CrossEntropyLoss(weight=torch.ones(3)))
-
-        model.double()
-
-        assert model.loss_fn.weight.dtype == torch.float64
 
     @pytest.mark.parametrize("given", [nn.functional.cross_entropy, nn.CrossEntropyLoss(weight=torch.rand(3))])
     @pytest.mark.parametrize("is_set_later", [False, True])
@@ -203,29 +177,6 @@ class TestForwardAndLoss:
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(*gradients)
 
-    def test_another_loss_is_called_once_in_a_step(self):
-        """It gets the labels as they are; an error says how to pass floats, and nothing is computed again."""
-        calls = []
-
-        def focal(outputs, target):
-            calls.append(target)
-            return sigmoid_focal_loss(outputs, target, reduction="mean")
-
-        target = torch.randint(2, (5, 3))
-        with pytest.raises(RuntimeError) as caught:
-            _classifier(loss_fn=focal).loss(torch.rand(5, 3), (None, target))
-
-        assert len(calls) == 1
-        assert calls[0] is target
-        assert "convert them in it" in caught.value.__notes__[0]
-
-    def test_labels_are_no_probabilities_in_a_wrapped_cross_entropy(self):
-        """A cross entropy in a function of the user raises its error, too."""
-        model = _classifier(loss_fn=lambda outputs, target: 2 * nn.functional.cross_entropy(outputs, target))
-
-        with pytest.raises(RuntimeError, match="class probabilities"):
-            model.loss(torch.randn(5, 3), (None, torch.randint(2, (5, 3))))
-
     @pytest.mark.parametrize("loss_fn", [nn.BCEWithLogitsLoss(), nn.BCELoss()])
     def test_binary_loss_of_another_shape(self, loss_fn):
         """The error states what to do, for several scores and for one."""
@@ -246,11 +197,6 @@ class TestForwardAndLoss:
         """Scores (3, 3) and targets that torch would broadcast raise."""
         with pytest.raises(ValueError, match=r"takes targets of shape \(3, 3\)\. Omit loss_fn for class ids\.$"):
             _classifier(loss_fn=loss_fn).loss(torch.rand(3, 3), (None, target))
-
-    def test_class_id_out_of_range(self):
-        """The error states the range of ids."""
-        with pytest.raises(ValueError, match=r"shape \(1, 3\): Target 3 is out of bounds\. Class ids run from 0 to 2"):
-            _classifier().loss(torch.zeros(1, 3), (None, torch.tensor([3])))
 
 
 WEIGHT = torch.tensor([0.02, 0.3, 0.001])  # the sum over a batch is below 1
@@ -346,13 +292,6 @@ class TestTerms:
         assert _classifier(loss_fn=loss_fn).loss_is_sum is expected
         assert Own(nn.Linear(4, 3), loss_fn=loss_fn).loss_is_sum is False
 
-    def test_one_score(self):
-        """Probabilities of class 1 count one by one, also if they are 0."""
-        model = ComposerClassifier(nn.Linear(4, 1))
-
-        assert model.count_loss_terms((None, torch.zeros(5))) is None
-        assert model.count_loss_terms((None, torch.zeros(5, 1))) is None
-
 
 class TestNumClasses:
     @pytest.mark.parametrize(
@@ -366,35 +305,6 @@ class TestNumClasses:
     def test_width_of_the_last_linear(self, module, expected):
         """The number of classes is inferred from the last linear layer."""
         assert ComposerClassifier(module).num_classes == expected
-
-    def test_attribute(self):
-        """A module without linear layers may have an attribute."""
-        module = nn.Conv2d(3, 5, 1)
-        module.num_classes = 5
-
-        assert ComposerClassifier(module).num_classes == 5
-
-    def test_explicit_value_takes_precedence(self):
-        """The user's value is used."""
-        assert ComposerClassifier(nn.Linear(4, 7), num_classes=5).num_classes == 5
-
-    def test_contradiction_raises(self):
-        """An attribute that differs from the last linear layer is not used; the error asks for a value."""
-        module = nn.Linear(4, 7)
-        module.num_classes = 1000
-
-        with pytest.raises(ValueError, match=r"num_classes cannot be inferred from the module.* Pass num_classes="):
-            ComposerClassifier(module)
-
-    def test_unknown_number_is_allowed_with_custom_metrics(self):
-        """With custom metrics the number is not required."""
-        model = ComposerClassifier(nn.Identity(), train_metrics=[], val_metrics=MeanMetric())
-
-        assert model.num_classes is None
-
-    def test_single_score_is_binary(self):
-        """A module with one score per sample is a binary classifier."""
-        assert ComposerClassifier(nn.Linear(4, 1)).num_classes == 2
 
     def test_one_class_has_no_default_metrics(self):
         """num_classes=1 raises an error that suggests 2."""
@@ -431,20 +341,6 @@ class TestOneScore:
 
         expected = nn.functional.binary_cross_entropy_with_logits(outputs, target.reshape(shape).float())
         torch.testing.assert_close(loss, expected)
-
-    def test_ids_may_have_the_shape_of_the_scores(self):
-        """A column of ids is accepted too."""
-        model, outputs, target = ComposerClassifier(nn.Linear(4, 1)), torch.randn(3, 1), torch.tensor([1, 0, 1])
-
-        column = model.loss(outputs, (None, target.unsqueeze(1)))
-
-        assert column == model.loss(outputs, (None, target))
-
-    def test_custom_loss_receives_unchanged_scores(self):
-        """A custom loss function receives the module's output."""
-        model = ComposerClassifier(nn.Linear(4, 1), loss_fn=nn.functional.mse_loss)
-
-        assert model.loss(torch.full((2, 1), 3.0), (None, torch.zeros(2, 1))) == 9.0
 
     @pytest.mark.parametrize("shape", [(4,), (4, 1)])
     def test_default_metrics(self, shape):
@@ -500,23 +396,6 @@ class TestOneScore:
 
         torch.testing.assert_close(metric.compute(), expected.compute())
 
-    def test_inner_metrics_are_found_once(self):
-        """The metric that a wrapper holds is looked for in the first batch only, and copies behave the same."""
-        walks = []
-
-        class Watched(ClasswiseWrapper):
-            def modules(self):
-                walks.append(self)
-                return super().modules()
-
-        metric = Watched(MulticlassF1Score(3, average=None))
-        model = ComposerClassifier(nn.Linear(4, 3), 3, [], [], nn.functional.cross_entropy)
-
-        for each in [metric] * 3 + [copy.deepcopy(metric)]:
-            model.update_metric((None, torch.tensor([0, 2])), torch.eye(3)[:2], each)
-
-        assert len(walks) <= 2
-
     @pytest.mark.parametrize("loss_fn", [nn.BCELoss(), lambda outputs, target: outputs.mean()])
     def test_probabilities(self, loss_fn):
         """With a loss that may take probabilities, outputs are passed on as they are."""
@@ -525,16 +404,6 @@ class TestOneScore:
         value = _seen(model, BinaryAccuracy(), torch.tensor([[0.2], [0.7]]), torch.tensor([0, 1]))
 
         assert value == 1.0
-
-    def test_loss_as_a_metric_beside_others(self):
-        """A binary cross entropy and a metric of integers take the same class ids."""
-        model = ComposerClassifier(nn.Linear(4, 1), val_metrics=[LossMetric(nn.BCEWithLogitsLoss()), BinaryAUROC()])
-        outputs, target = torch.tensor([[2.0], [-1.0], [0.5]]), torch.tensor([1, 0, 0])
-
-        values = [_seen(model, metric, outputs, target) for metric in model.get_metrics(is_train=False).values()]
-
-        expected = nn.functional.binary_cross_entropy_with_logits(outputs.flatten(), target.float()).item()
-        assert sorted(values) == pytest.approx([expected, 1.0])
 
     def test_smoothing_is_that_of_two_classes(self):
         """With one score, a smoothed class id is the probability ``(1 - s) * id + s / 2`` of class 1."""
@@ -599,24 +468,6 @@ class TestMetrics:
 
         assert accuracy == pytest.approx(2 / 3)
 
-    def test_other_metrics_receive_probabilities(self):
-        """A metric that does not count classes receives the targets unchanged."""
-        outputs, target = torch.zeros(2, 3), torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
-
-        assert _seen(_classifier(), CrossEntropy(), outputs, target) == pytest.approx(1.0986, abs=1e-4)
-
-    def test_multilabel_targets(self):
-        """Multi-label targets are not treated as probabilities."""
-        outputs, target = torch.tensor([[0.9, 0.8, -0.1]]), torch.tensor([[1, 1, 0]])
-
-        assert _seen(_classifier(), MultilabelAccuracy(num_labels=3), outputs, target) == 1.0
-
-    def test_outputs_that_are_class_ids(self):
-        """A metric accepts predictions instead of scores."""
-        guesses, target = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 1, 2])
-
-        assert _seen(_classifier(), MulticlassAccuracy(3, average="micro"), guesses, target) == 0.75
-
     def test_mismatched_metric_raises(self):
         """A metric of 5 classes for 3 scores raises with its name."""
         model = _classifier(num_classes=5)
@@ -626,91 +477,12 @@ class TestMetrics:
                 model, model.get_metrics(is_train=True)["MulticlassAccuracy"], torch.zeros(2, 3), torch.tensor([0, 1])
             )
 
-    def test_error_of_an_update_names_the_metric(self):
-        """An error in a metric has a note with its name, and with types and shapes."""
-        metric = LossMetric(nn.functional.nll_loss)
-
-        with pytest.raises(RuntimeError) as caught:
-            _seen(_classifier(), metric, torch.zeros(2, 3), torch.zeros(2))
-
-        note = "outputs torch.float32 of shape (2, 3) and targets torch.float32 of shape (2,)."
-        assert caught.value.__notes__ == [f"LossMetric.update received {note}"]
-
-    @pytest.mark.parametrize(
-        ("value", "names"),
-        [
-            (MeanMetric, {"MeanMetric"}),
-            (
-                lambda: MetricCollection([MeanMetric(), CrossEntropy()], prefix="my_"),
-                {"my_MeanMetric", "my_CrossEntropy"},
-            ),
-            (lambda: [MeanMetric(), CrossEntropy()], {"MeanMetric", "CrossEntropy"}),
-            (lambda: {"top1": MulticlassAccuracy(3), "f1": MulticlassF1Score(3)}, {"top1", "f1"}),
-            (list, set()),
-            (dict, set()),
-        ],
-    )
-    @pytest.mark.parametrize("phase", ["train_metrics", "val_metrics"])
-    def test_custom_metrics_in_any_form(self, value, names, phase):
-        """A metric, a collection, a list or a dict give named metrics in their phase only."""
-        metrics = value()
-        model = _classifier(**{phase: metrics})
-
-        named = model.get_metrics(is_train=phase == "train_metrics")
-
-        assert set(named) == names
-        assert set(model.get_metrics(is_train=phase != "train_metrics")) >= {"MulticlassAccuracy"}
-        originals = (
-            [metrics] if isinstance(metrics, MeanMetric) else list(getattr(metrics, "values", lambda: metrics)())
-        )
-        assert {id(metric) for metric in named.values()} == {id(metric) for metric in originals}
-
-    def test_metric_in_both_phases_is_copied(self):
-        """Validation does not include training batches."""
-        metric = MulticlassAccuracy(3)
-        model = _classifier(train_metrics=metric, val_metrics=[metric])
-
-        assert model.get_metrics(is_train=True)["MulticlassAccuracy"] is metric
-        assert model.get_metrics(is_train=False)["MulticlassAccuracy"] is not metric
-
-    def test_metrics_can_be_set_later(self):
-        """A collection assigned to the attribute replaces the metrics of that phase."""
-        model = _classifier()
-
-        model.val_metrics = MetricCollection([CrossEntropy()])
-
-        assert list(model.get_metrics(is_train=False)) == ["CrossEntropy"]
-
-    def test_non_module_metrics_raise_when_set(self):
-        """A plain list as attribute would not move with the model and raises."""
-        model = _classifier()
-        del model.val_metrics
-        model.val_metrics = [CrossEntropy()]
-
-        with pytest.raises(TypeError, match=r"val_metrics must be .* got list\. Set it to MetricCollection"):
-            model.get_metrics(is_train=False)
-
-    def test_same_metrics_at_every_call(self):
-        """Repeated calls return the same metric objects."""
-        model = _classifier()
-
-        first, second = (model.get_metrics(is_train=False)["CrossEntropy"] for _ in range(2))
-
-        assert first is second
-
     def test_state_dict_has_no_metrics(self):
         """Metrics are not in the state dict, before and after updates."""
         model = _classifier()
         _seen(model, model.get_metrics(is_train=False)["CrossEntropy"], torch.zeros(2, 3), torch.tensor([0, 1]))
 
         assert list(model.state_dict()) == ["module.weight", "module.bias"]
-
-    def test_metrics_move_with_the_model(self):
-        """Metric states are moved to the model's device."""
-        model = _classifier().to("meta")
-        metrics = [*model.get_metrics(is_train=True).values(), *model.get_metrics(is_train=False).values()]
-
-        assert {state.device.type for metric in metrics for state in metric.metric_state.values()} == {"meta"}
 
     def test_copies_are_independent(self):
         """A deep copy, as EMA makes one, shares neither weights nor counts."""
@@ -721,15 +493,6 @@ class TestMetrics:
 
         assert not other.get_metrics(is_train=True)["MulticlassAccuracy"].update_called
         assert other.module.weight is not model.module.weight
-
-
-def test_index_error_of_the_loss_propagates():
-    """Only invalid class ids are reported as such; other errors of a loss function propagate."""
-    model = ComposerClassifier(nn.Linear(4, 3), loss_fn=lambda outputs, target: [outputs][len(target)])
-    batch = torch.rand(2, 4), torch.tensor([0, 1])
-
-    with pytest.raises(IndexError, match="list index out of range"):
-        model.loss(model(batch), batch)
 
 
 class TestSeveralLabels:

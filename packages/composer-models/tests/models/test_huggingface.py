@@ -75,14 +75,6 @@ class TestForward:
         with pytest.raises(ValueError, match=r"batch has \['image'\], none of which BertForSequenceClassification"):
             model({"image": torch.zeros(1)})
 
-    def test_export_assigns_no_attribute(self, make_model, make_batch, recwarn):
-        """torch.export gives no warning about the labels that forward remembers for the loss."""
-        model, batch = HuggingFaceModel(make_model("classifier")).eval(), dict(make_batch("classifier"))
-
-        torch.export.export(model, (batch,), strict=False)
-
-        assert not [one for one in recwarn if "was assigned during export" in str(one.message)]
-
     @pytest.mark.parametrize("kind", ["gpt2", "classifier"])
     def test_probabilities_are_not_passed_to_the_model(self, kind, make_model, make_batch):
         """With probabilities as labels, the model only computes logits."""
@@ -161,21 +153,6 @@ class TestLoss:
         torch.testing.assert_close(again, outputs["loss"])
         torch.testing.assert_close(of_each.mean(), outputs["loss"])
 
-    def test_missing_labels(self, make_model, make_batch):
-        """Missing labels raise a ValueError, not a KeyError."""
-        model, batch = HuggingFaceModel(make_model("classifier")), make_batch("classifier")
-        del batch["labels"]
-
-        with pytest.raises(ValueError, match=r"no 'labels', without which a loss cannot be .*\['attention_mask', 'inp"):
-            model.loss(model(batch), batch)
-
-    def test_mismatched_labels(self, make_model, make_batch):
-        """The error states the labels' and the logits' shapes."""
-        model, batch = HuggingFaceModel(make_model("classifier")), make_batch("classifier")
-
-        with pytest.raises(ValueError, match=r"labels of shape \(8, 3\) do not fit the logits of shape \(8, 2\)"):
-            model.loss(model(batch), {"labels": torch.zeros(8, 3)})
-
 
 @pytest.mark.parametrize("kind", ["gpt2", "masked", "t5"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -222,36 +199,8 @@ class TestFurtherLosses:
             assert model.loss(outputs, smoothed).item() == pytest.approx((smooth + balance).item())
         assert not routed or balance > 0.1
 
-    def test_outputs_without_logits(self):
-        """The error names the outputs that there are."""
-        model, outputs, _, smoothed = self.outputs()
-        renamed = {"prediction_logits": outputs["logits"]}
-
-        with pytest.raises(KeyError, match="no 'logits', which this loss is computed from, but 'prediction_logits'"):
-            model.loss(renamed, smoothed)
-
 
 class TestCounts:
-    @pytest.mark.parametrize(("kind", "count"), [("llama", 2), ("masked", 3)])
-    def test_labels_that_count(self, make_model, kind, count):
-        """A causal model has no label for the first token, and -100 never counts."""
-        labels = torch.tensor([[3, 4, -100, 5]])
-
-        assert HuggingFaceModel(make_model(kind)).count_loss_terms({"labels": labels}) == count
-
-    def test_one_label_for_a_sample(self, make_model):
-        """Ids that are ignored do not count."""
-        model = HuggingFaceModel(make_model("classifier"))
-
-        assert model.count_loss_terms({"labels": torch.tensor([1, -100, 1])}) == 2
-
-    def test_probabilities(self, make_model):
-        """Rows that are not zeros count."""
-        labels = torch.rand(2, 4, 30)
-        labels[0, 1:3] = 0
-
-        assert HuggingFaceModel(make_model("llama")).count_loss_terms({"labels": labels}) == 4
-
     @pytest.mark.parametrize(
         ("settings", "labels"),
         [
@@ -414,15 +363,6 @@ class TestMetrics:
 
         torch.testing.assert_close(metric.compute(), expected.compute())
 
-    def test_regression_metrics(self, make_model, make_batch):
-        """The score of a regression is compared with the label."""
-        model = HuggingFaceModel(make_model("classifier", problem_type="regression", num_labels=1)).eval()
-        batch = {**make_batch("classifier"), "labels": torch.rand(8)}
-
-        value = _value(model, MeanSquaredError(), batch)
-
-        assert value == pytest.approx(model(batch)["loss"].item(), rel=1e-5)
-
     def test_padding_does_not_change_metrics(self, make_model, make_batch):
         """A padded line counts as alone."""
         model, batch = HuggingFaceModel(make_model("gpt2")).eval(), make_batch("gpt2", count=4)
@@ -454,17 +394,6 @@ class TestMetrics:
 
         assert {"loss", "logits"} <= set(outputs)
         assert model.eval_forward(batch, outputs) is outputs
-
-    def test_phases_are_independent(self, make_model, make_batch):
-        """Evaluation has copies of the metrics, which are submodules of the model."""
-        metric = LanguageCrossEntropy()
-        model = HuggingFaceModel(make_model("classifier"), metrics=[metric])
-
-        _value(model, model.get_metrics(is_train=True)["LanguageCrossEntropy"], make_batch("classifier"))
-
-        assert metric.update_called
-        assert not model.get_metrics(is_train=False)["LanguageCrossEntropy"].update_called
-        assert {id(metric)} < set(map(id, model.modules()))
 
     def test_evaluation_metrics(self, make_model):
         """Evaluation may have its own metrics; shared ones are copied; none are required."""
@@ -530,18 +459,6 @@ class TestLabels:
         assert own == pytest.approx(usual, rel=1e-6)
         assert torch.equal(batch["labels"], before)
 
-    def test_without_labels(self, make_model, make_batch):
-        """There are none before the first batch, and none of a batch without labels."""
-        model, batch = HuggingFaceModel(make_model("gpt2")), make_batch("gpt2")
-        assert model.labels is None
-        model.eval_forward(batch)
-        assert model.labels is not None
-
-        del batch["labels"]
-        model.eval_forward(batch)
-
-        assert model.labels is None
-
 
 class TestSpecification:
     def test_bert_example(self, make_model, make_batch):
@@ -564,15 +481,6 @@ class TestSpecification:
 
 
 class TestGenerate:
-    def test_modules_keep_their_modes(self, make_model, make_batch, tokenizer):
-        """A module in evaluation mode stays in it."""
-        model = HuggingFaceModel(make_model("gpt2"), tokenizer).train()
-        preserved = model.model.transformer.drop.eval()
-
-        model.generate(make_batch("gpt2", count=1)["input_ids"], max_new_tokens=1)
-
-        assert [module for module in model.modules() if not module.training] == [preserved]
-
     @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
     def test_equals_greedy_decoding(self, kind, make_model, make_batch, tokenizer):
         """Greedy generation gives the most probable tokens of the forward pass, one by one."""
@@ -613,27 +521,12 @@ class TestGenerate:
         assert amid[0, 7 : 7 + len(expected)].tolist() == expected
         assert set(amid[0, 7 + len(expected) :].tolist()) <= {tokenizer.pad_token_id}
 
-    def test_non_generative_model_raises(self, make_model):
-        """A classifier raises."""
-        with pytest.raises(TypeError, match=r"BertForSequenceClassification predicts no tokens"):
-            HuggingFaceModel(make_model("classifier")).generate(torch.zeros(1, 2, dtype=torch.long))
-
 
 class TestConstruction:
     @pytest.mark.parametrize("kind", KINDS)
     def test_causal_models_are_detected(self, kind, make_model):
         """Decoders that shift labels themselves are distinguished from other models."""
         assert HuggingFaceModel(make_model(kind)).shift_labels is (kind in {"gpt2", "llama"})
-
-    def test_custom_class(self, make_model):
-        """A subclass is causal if its base is; an explicit value takes precedence."""
-        from transformers import GPT2LMHeadModel
-
-        class CustomModel(GPT2LMHeadModel):
-            pass
-
-        assert HuggingFaceModel(make_model("gpt2", cls=CustomModel)).shift_labels is True
-        assert HuggingFaceModel(make_model("gpt2"), shift_labels=False).shift_labels is False
 
     def test_bad_arguments(self, make_model):
         """A value that is not a model or a tokenizer, and a model that returns tuples, raise."""
@@ -662,47 +555,6 @@ class TestConstruction:
         model = HuggingFaceModel(bare, metrics=[CrossEntropy()])
 
         assert list(model.state_dict()) == [f"model.{name}" for name in bare.state_dict()]
-
-
-class TestSurgery:
-    @pytest.mark.parametrize("kind", ["gpt2", "masked"])
-    def test_alibi(self, kind, make_model, make_batch):
-        """ALiBi finds the attention of the wrapped model, which supports longer sequences."""
-        model = HuggingFaceModel(make_model(kind)).eval()
-        ids = make_batch(kind)["input_ids"].repeat(1, 6)[:, :100].contiguous()
-        optimizer = torch.optim.AdamW(model.parameters())
-
-        report = cf.apply_alibi(model, max_sequence_length=128, optimizers=optimizer)
-
-        assert report
-        assert model({"input_ids": ids, "labels": ids})["loss"].isfinite()
-
-    def test_gated_linear_units(self, make_model, make_batch):
-        """The feed-forward layers are gated, and their new weights are trained."""
-        model, batch = HuggingFaceModel(make_model("masked")), make_batch("masked")
-        optimizer = torch.optim.AdamW(model.parameters())
-        before = set(model.parameters())
-
-        report = cf.apply_gated_linear_units(model, optimizer)
-        model.loss(model(batch), batch).backward()
-
-        assert report
-        assert set(model.parameters()) - before
-        assert {id(p) for p in model.parameters()} == {id(p) for g in optimizer.param_groups for p in g["params"]}
-        assert all(parameter.grad is not None for parameter in model.model.bert.encoder.parameters())
-
-    def test_shorter_sequences(self, make_model, make_batch):
-        """Truncated and reshaped batches are supported."""
-        model, batch = HuggingFaceModel(make_model("masked")), make_batch("masked")
-
-        losses = [
-            model.loss(model(part), part)
-            for truncate in (True, False)
-            for part in [cf.set_batch_sequence_length(batch, 8, truncate)]
-        ]
-
-        assert all(loss.isfinite() for loss in losses)
-        assert losses[0] != losses[1]
 
 
 class TestExtras:

@@ -80,16 +80,6 @@ class TestTraining:
 
         torch.testing.assert_close(metric.compute(), model.loss(model(batch), batch).detach())
 
-    def test_existing_peft_model(self, make_model, make_batch):
-        """A PEFT model is used directly, with its arguments and class."""
-        inner = peft.get_peft_model(make_model("llama"), _lora())
-
-        model = HuggingFaceModel(inner)
-
-        assert model.model is inner
-        assert (model.using_peft, model.shift_labels) == (True, True)
-        assert model.loss(model(batch := make_batch("llama")), batch).isfinite()
-
     def test_generates(self, wrap, make_batch):
         """Generation works with adapters."""
         prompt = make_batch("llama", count=1)["input_ids"][:, :4]
@@ -135,40 +125,6 @@ class TestStateDict:
         assert torch.equal(other(batch)["logits"], model.eval()(batch)["logits"])
         assert not torch.equal(other(batch)["logits"], before)
 
-    def test_loads_the_base_model(self, wrap, make_batch):
-        """A state with the base model must be complete."""
-        complete, batch = wrap(should_save_peft_only=False).eval(), make_batch("llama")
-        with torch.no_grad():
-            complete.model.get_base_model().lm_head.weight.mul_(2)
-        state, other = complete.state_dict(), wrap().eval()
-
-        other.load_state_dict(state)
-
-        assert torch.equal(other(batch)["logits"], complete(batch)["logits"])
-        del state["model.base_model.model.lm_head.weight"]
-        with pytest.raises(RuntimeError, match=r"Missing key.*lm_head"):
-            wrap().load_state_dict(state)
-
-    def test_is_strict(self, wrap):
-        """Missing and unexpected adapters raise."""
-        state = wrap().state_dict()
-        first, second = state
-        with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \S*lora_A\S*\. $"):
-            wrap().load_state_dict({second: state[second]})
-        with pytest.raises(RuntimeError, match=r"Unexpected key"):
-            wrap().load_state_dict({**state, first + "x": state[first]})
-
-    def test_nested_module(self, wrap):
-        """Inside a wrapper, names have a prefix."""
-        outer, other = torch.nn.Sequential(wrap()), torch.nn.Sequential(wrap())
-
-        state = outer.state_dict()
-        result = other.load_state_dict(state)
-
-        assert len(state) == 2
-        assert all(name.startswith("0.model.") for name in state)
-        assert result.missing_keys == []
-
     def test_modules_to_save(self, wrap, make_batch):
         """Modules that PEFT trains completely are saved too."""
         config = peft.LoraConfig(r=2, target_modules=["query"], modules_to_save=["classifier"], task_type="SEQ_CLS")
@@ -194,29 +150,6 @@ class TestStateDict:
             other.load_state_dict(model.state_dict())
 
             assert torch.equal(other(batch)["logits"], model(batch)["logits"])
-
-    def test_prompt_tuning(self, wrap, make_batch):
-        """Prompt tokens are saved too."""
-        config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-        model, other = wrap(config=config), wrap(config=config)
-
-        other.load_state_dict(model.state_dict())
-
-        assert len(model.state_dict()) == 1
-        ids = {"input_ids": make_batch("llama")["input_ids"]}
-        assert torch.equal(other.eval()(ids)["logits"], model.eval()(ids)["logits"])
-
-    def test_copies_are_independent(self, wrap):
-        """A deep copy has its own adapters."""
-        model = wrap()
-        other = copy.deepcopy(model)
-
-        with torch.no_grad():
-            for parameter in other.parameters():
-                parameter.fill_(1)
-
-        assert set(other.state_dict()) == set(model.state_dict())
-        assert all((value == 1).all() for value in other.state_dict().values())
 
 
 class TestCheckpoint:

@@ -110,13 +110,6 @@ class TestOutputs:
         assert metric.compute()["map"] == pytest.approx(1.0)
         assert model.get_metrics(is_train=True) == {}
 
-    def test_without_a_preprocessor(self, batch):
-        """A model without one receives the batch unchanged."""
-        batch = batch | {"inputs": torch.ones(2, 3, 4, 4)}
-        model = with_one_metric(Detector())
-
-        assert model.loss(model(batch), batch)["loss_cls"] == 1.0
-
     def test_preprocessor_moves_with_the_model(self, batch):
         """The preprocessor stores a device, which is updated when the model is moved."""
         preprocessor = Preprocessor()
@@ -126,14 +119,6 @@ class TestOutputs:
 
         assert preprocessor.device.type == losses["loss_cls"].device.type == "meta"
 
-    def test_batch_is_not_modified(self, batch):
-        """A step does not modify the batch."""
-        before = dict(batch)
-
-        with_one_metric(Detector(Preprocessor()))(batch)
-
-        assert batch == before
-
 
 class TestBatches:
     def test_batches_can_be_split(self, batch):
@@ -142,14 +127,6 @@ class TestBatches:
 
         assert count_detection_samples(batch) == len(parts) == 2
         assert all(parts[1][name][0] is batch[name][1] for name in batch)
-
-    def test_microbatch_losses(self, batch):
-        """A microbatch is processed as its own batch."""
-        model = with_one_metric(Detector(Preprocessor()))
-
-        parts = [model.loss(model(part), part)["loss_cls"] for part in split_detection_batch(batch, 1)]
-
-        torch.testing.assert_close(sum(parts) / 2, model.loss(model(batch), batch)["loss_cls"])
 
 
 class TestBadInput:
@@ -163,25 +140,3 @@ class TestBadInput:
         """The error describes the batch."""
         with pytest.raises(TypeError, match=r"takes batches of MMDetection 3, dictionaries with .*, got tuple"):
             with_one_metric(Detector())((torch.zeros(1), []))
-
-    @pytest.mark.parametrize("training", [True, False])
-    def test_missing_samples(self, batch, training):
-        """A batch without samples raises, in training and evaluation."""
-        del batch["data_samples"]
-
-        with pytest.raises(ValueError, match=r"dictionaries with inputs and data_samples, got dict with keys"):
-            with_one_metric(Detector()).train(training)(batch)
-
-    def test_loss_in_evaluation(self, batch):
-        """Computing the loss in evaluation raises an error with the remedy."""
-        model = with_one_metric(Detector(Preprocessor())).eval()
-
-        with pytest.raises(TypeError, match=r"in evaluation only predictions\. Call model\.train\(\) before"):
-            model.loss(model(batch), batch)
-
-    def test_metric_of_training_outputs(self, batch):
-        """Metrics of training outputs raise an error with the remedy."""
-        model = with_one_metric(Detector(Preprocessor()))
-
-        with pytest.raises(TypeError, match=r"need predictions, got losses: call model\.eval\(\) before"):
-            model.update_metric(batch, model(batch), IntersectionOverUnion())

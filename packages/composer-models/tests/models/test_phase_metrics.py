@@ -31,13 +31,6 @@ def test_all_forms_are_named(value, names):
         }
 
 
-def test_empty_collection_is_accepted():
-    """An empty collection may be passed again, as copies for evaluation are."""
-    none = as_collection([], "metrics")
-
-    assert by_name(as_collection(none, "eval_metrics"), "eval_metrics") == {}
-
-
 def test_compute_groups_are_disabled():
     """Metrics are updated one by one, so torchmetrics must not group them."""
     named = by_name(as_collection([MeanMetric(), SumMetric()], "val_metrics"), "val_metrics")
@@ -59,9 +52,3 @@ def test_non_metric_raises(value, got):
     """The error states the value and the argument."""
     with pytest.raises(TypeError, match=f"val_metrics must be a torchmetrics Metric, .* got {got}"):
         as_collection(value, "val_metrics")
-
-
-def test_list_set_later_raises():
-    """A plain list as an attribute would not move to the device with the model."""
-    with pytest.raises(TypeError, match=r"val_metrics must be .* got list\. Set it to MetricCollection"):
-        by_name([MeanMetric()], "val_metrics")

@@ -42,13 +42,6 @@ def test_learns_digits(name, rate, settings):
     assert losses[-1] < 0.85 * losses[0]
 
 
-def test_default_number_of_classes():
-    """The model and its metrics have timm's number of classes."""
-    model = composer_timm("resnet10t", pretrained=False)
-
-    assert model.num_classes == model.get_metrics(is_train=False)["MulticlassAccuracy"].num_classes == 1000
-
-
 def test_arguments_are_passed_on():
     """Arguments of create_model are passed to timm, others to ComposerClassifier."""
     model = composer_timm(
@@ -78,19 +71,6 @@ def test_unknown_names(name, suggested):
     """The error suggests similar names."""
     with pytest.raises(ValueError, match=rf"timm has no model '{name}'\. Did you mean {suggested}"):
         composer_timm(name)
-
-
-def test_unknown_weights():
-    """Timm's error for unknown weights propagates."""
-    with pytest.raises(RuntimeError, match="Invalid pretrained tag"):
-        composer_timm("resnet50.in99k", pretrained=True)
-
-
-@pytest.mark.parametrize("num_classes", [0, -1])
-def test_invalid_num_classes(num_classes):
-    """A model without classes is not a classifier."""
-    with pytest.raises(ValueError, match=f"num_classes must be at least 1, got {num_classes}"):
-        composer_timm("resnet10t", num_classes=num_classes)
 
 
 def test_without_timm(monkeypatch):
