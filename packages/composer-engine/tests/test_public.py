@@ -16,7 +16,7 @@ MODULES = [
     "composer.algorithms",
     *(f"composer.algorithms.{module.name}" for module in pkgutil.iter_modules(composer.algorithms.__path__)),
     "composer.core",
-    *(f"composer.core.{module.name}" for module in pkgutil.iter_modules(composer.core.__path__)),
+    *(module.name for module in pkgutil.walk_packages(composer.core.__path__, "composer.core.")),
 ]
 SYMBOLS = [
     (module, name)
@@ -30,8 +30,7 @@ SYMBOLS = [
 def test_public_names_exist(module):
     """Each public name exists, and is listed once: packages list them, and the modules that users import."""
     imported = importlib.import_module(module)
-    is_package = imported.__file__.endswith("__init__.py")
-    names = imported.__all__ if is_package else getattr(imported, "__all__", [])
+    names = getattr(imported, "__all__", [])
 
     assert len(set(names)) == len(names)
     assert all(hasattr(importlib.import_module(module), name) for name in names)

@@ -94,6 +94,7 @@ class DataSpec(NamesArguments):
     a batch must contain each of its samples once.
 
     Example:
+        >>> import torch
         >>> spec = DataSpec([torch.zeros(8, 3)])
         >>> spec.get_num_samples_in_batch(torch.zeros(8, 3))
         8

@@ -84,7 +84,7 @@ class RecordingState:
         >>> view.timestamp.epoch, view.get_elapsed_duration()
         (Time(0, TimeUnit.EPOCH), None)
         >>> sorted(view.effects.reads)
-        ['max_duration', 'timestamp']
+        ['dataloader_len', 'max_duration', 'timestamp']
     """
 
     effects: Effects
