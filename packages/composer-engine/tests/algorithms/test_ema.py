@@ -291,6 +291,66 @@ class TestEvaluation:
         assert same_bits(results[0][1], results[1][1])
 
 
+class Growing(nn.Module):
+    """A layer with a cache that grows at each call, and other buffers that cannot be averaged."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+        self.register_buffer("cache", torch.ones(1, 2))
+        self.register_buffer("filled", None)
+        self.register_buffer("removed", torch.ones(1, 2))
+        self.register_buffer("sparse", torch.eye(3).to_sparse())
+        self.register_buffer("quantized", torch.ones(3).to(torch.float8_e4m3fn))
+        self.register_buffer("expanded", torch.ones(1, 2).expand(3, 2))
+
+    def forward(self, input):
+        self.removed = None if self.filled is not None else self.removed
+        self.filled = torch.ones(2)
+        self.cache = torch.cat([self.cache, self.cache[-1:] + 1])
+        return self.linear(input)
+
+
+class TestBuffersWithoutAverage:
+    def test_are_copied(self, watch, make_engine, step, batch):
+        """Evaluations have the buffers of the last update, and the training its own."""
+        model = watch(Growing())
+        engine = make_engine(model, EMA(half_life="2ba"))
+        for _ in range(3):
+            step(engine, batch)
+        cache = model.layers.cache
+
+        engine.run_event("eval_start")
+        within = model.layers.cache
+        model(batch)
+        engine.run_event("eval_end")
+        step(engine, batch)
+
+        assert torch.equal(within, torch.tensor([[1.0], [2], [3], [4]]).expand(4, 2))
+        assert within is not cache
+        assert torch.equal(model.layers.cache, torch.tensor([[1.0], [2], [3], [4], [5]]).expand(5, 2))
+
+    @pytest.mark.parametrize("events", [[], ["eval_start"]], ids=["training", "evaluating"])
+    def test_do_not_prevent_loading(self, watch, make_engine, step, batch, events):
+        """Averages can be loaded when a cache has another size, and are then those of the saved weights."""
+        engine = make_engine(watch(Growing()), EMA(half_life="2ba"))
+        for _ in range(3):
+            step(engine, batch)
+        averaged = engine.state.algorithms[0].get_ema_model(engine.state.model).layers.linear.weight
+        for event in events:
+            engine.run_event(event)
+
+        other = make_engine(watch(Growing()), EMA(half_life="2ba"))
+        if events:
+            other.state.model.layers.linear.load_state_dict(engine.state.model.layers.linear.state_dict())
+        other.state.algorithms[0].load_state_dict(engine.state.algorithms[0].state_dict())
+        other.state.timestamp = engine.state.timestamp
+        other.run_event("fit_start")
+        other.run_event("eval_start")
+
+        assert torch.equal(other.state.model.layers.linear.weight, averaged)
+
+
 class TestWrapping:
     @pytest.mark.parametrize("wrap_first", [False, True])
     @pytest.mark.parametrize(
