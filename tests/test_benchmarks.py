@@ -96,3 +96,12 @@ class TestMuon:
 
         assert figures["low"] <= figures["ratio"] <= figures["high"]
         assert min(figures["composer"], figures["torch"]) > 0
+
+
+def test_plan_of_many_processes(benchmark, capsys):
+    """It is measured for one process and for many, in which only the manifest is longer."""
+    benchmark("many_processes", "--processes", "4", "--tensors", "20").main()
+
+    rows = {line[:24].strip(): line[24:].split() for line in capsys.readouterr().out.splitlines()[1:]}
+    assert int(float(rows["manifest, bytes"][0])) < int(float(rows["manifest, bytes"][1]))
+    assert rows["own file, bytes"][0] == rows["own file, bytes"][1]

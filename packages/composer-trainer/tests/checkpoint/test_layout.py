@@ -4,12 +4,15 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from composer.checkpoint import CheckpointError
 from composer.checkpoint.layout import (
     TensorInfo,
     bytes_of,
     describe_tensors,
+    join_process,
     pack_files,
     plan_files,
+    split_process,
 )
 from composer.functional.dtensors import Region
 
@@ -49,6 +52,32 @@ def test_bytes_are_those_of_the_tensor():
     bytes_of(tensor)[1] = 7
 
     assert tensor.tolist() == [0, 7]
+
+
+class TestOwnOfAProcess:
+    PROCESS = {"place": 3, "sum": torch.tensor([1 + 2j]), "counts": [torch.arange(3), torch.ones(2, 2).bool()]}
+
+    def content(self):
+        """Return the content of the file with what belongs to a process."""
+        metadata, tensors = split_process(self.PROCESS)
+        kinds, writes = {"process.safetensors": tensors}, {"process-00002-of-00002.safetensors": [*tensors]}
+        described = describe_tensors(kinds, is_first=True)
+        [pieces] = pack_files(kinds, described, writes, copy=True, metadata=dict.fromkeys(writes, metadata)).values()
+        return b"".join(pieces)
+
+    def test_round_trip(self):
+        """It is read as it was, also of dtypes that safetensors does not have."""
+        found = join_process(self.content(), "process")
+
+        assert found["place"] == 3
+        assert torch.equal(found["sum"], self.PROCESS["sum"])
+        assert all(map(torch.equal, found["counts"], self.PROCESS["counts"]))
+
+    @pytest.mark.parametrize("content", [b"", b"7 bytes", b"\xff" * 64])
+    def test_other_content(self, content):
+        """A file of anything else raises an error with its path."""
+        with pytest.raises(CheckpointError, match=r"runs/process is not the data of a process"):
+            join_process(content, "runs/process")
 
 
 def test_header_is_padded():

@@ -14,7 +14,7 @@ from composer.checkpoint import CheckpointSaveError, load_checkpoint, save_check
 from composer.checkpoint.folder import Manifest
 from composer.checkpoint.layout import TensorInfo, describe_tensors, plan_files
 from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.saving import Snapshot, Writers, failing_in_all, take_snapshot, writers_of
+from composer.checkpoint.saving import Snapshot, Writers, failing_in_all, take_snapshot
 from composer.core import Callback, NotSerializableError, Timestamp
 from composer.functional.dtensors import Region
 
@@ -344,19 +344,11 @@ def described(rows):
     return describe_tensors({"model.safetensors": {"weight": torch.ones(rows, 2)}}, is_first=True)
 
 
-def test_model_that_is_not_sharded():
-    """One process writes alone, and several models do not share what is written."""
-    one, other = writers_of(nn.Linear(2, 2)), writers_of(nn.Linear(2, 2))
-
-    assert (one.is_alone, one.rank, one.world_size) == (True, 0, 1)
-    assert one is not other
-
-
 def test_plan():
     """A process alone writes each tensor, and plans again only if a tensor has changed."""
     writers = Writers(is_alone=True)
 
-    layouts, writes = zip(*(writers.plan(described(rows)) for rows in (3, 3, 4)), strict=True)
+    layouts, writes = zip(*(writers.plan(described(rows), are_shards=False) for rows in (3, 3, 4)), strict=True)
 
     assert list(writes) == [{"model.safetensors": ["weight"]}] * 3
     assert [layout.tensors["model.safetensors"]["weight"].shape for layout in layouts] == [[3, 2], [3, 2], [4, 2]]

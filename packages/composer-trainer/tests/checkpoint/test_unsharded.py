@@ -10,10 +10,11 @@ def results(tmp_path_factory, run_program):
     """What each process has written in each step; the program takes more than 5 seconds."""
     folder = tmp_path_factory.mktemp("unsharded")
     run_program("unsharded_program.py", folder)
-    return {step: [json.loads((folder / f"{step}-2-{rank}.json").read_text()) for rank in (0, 1)] for step in STEPS}
+    found = {step: [json.loads((folder / f"{step}-2-{rank}.json").read_text()) for rank in (0, 1)] for step in STEPS}
+    return found | {"alone": json.loads((folder / "alone-1-0.json").read_text())}
 
 
-STEPS = ("fail", "choose")
+STEPS = ("fail", "own", "choose")
 
 
 class TestFailures:
@@ -23,9 +24,7 @@ class TestFailures:
         assert first == ["OSError: [Errno 28] No space left on device", 6]
         assert second[1] == 6
         assert second[0].startswith("CheckpointSaveError: The checkpoint ")
-        assert second[0].endswith(
-            "Saving a checkpoint failed in process 0: OSError: [Errno 28] No space left on device."
-        )
+        assert second[0].endswith("process 0 failed: OSError: [Errno 28] No space left on device.")
 
     def test_failed_snapshot(self, results):
         """What cannot be saved raises an error in all processes at once."""
@@ -33,6 +32,20 @@ class TestFailures:
         assert first[0].startswith("NotSerializableError: callbacks.Fails.state.value: ")
         assert "failed in process 0: NotSerializableError: callbacks.Fails.state.value: " in second[0]
         assert first[1] == second[1] == 3
+
+
+class TestOwn:
+    def test_each_process_has_its_own(self, results):
+        """The second process writes what belongs to it and resumes from that; nothing is gathered to save it."""
+        first, second = results["own"]
+        assert first["files"] == second["files"] == ["process-00002-of-00002.safetensors"]
+        assert first["resumed"] == first["run"][3:]
+        assert second["resumed"] == second["run"][3:]
+        assert first["resumed"] != second["resumed"]
+
+    def test_one_process_reads_the_first(self, results):
+        """In another number of processes, nothing of the others is read, not even if it is damaged."""
+        assert results["alone"] == 3
 
 
 class TestChoice:

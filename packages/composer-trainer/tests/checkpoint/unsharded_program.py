@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer import Callback, Trainer, distributed
+from composer.callbacks import CheckpointSaver
 from composer.checkpoint.local import LocalFolder
 from composer.models import ComposerClassifier
 
@@ -90,9 +91,55 @@ def fail(world_size, folder):
     return found
 
 
-def damage(path):
-    """Change the last byte of the weights of a checkpoint."""
-    file = path / "model.safetensors"
+class Draws(Callback):
+    """Draws from the global generator at each batch, which is another one in each process."""
+
+    def __init__(self, seed=None):
+        self.seed, self.draws = seed, []
+
+    def fit_start(self, state, logger):
+        """Seed it."""
+        if self.seed is not None:
+            torch.manual_seed(self.seed)
+
+    def batch_start(self, state, logger):
+        """Draw."""
+        self.draws.append(float(torch.rand(())))
+
+
+def own(world_size, folder):
+    """Return the draws of a run, and those of one that resumes from its first checkpoint; both need no gathering."""
+    del world_size
+    first, second, save = Draws(distributed.get_global_rank()), Draws(), CheckpointSaver.save
+
+    def save_without_gathering(saver, state):
+        gather, torch.distributed.all_gather_object = torch.distributed.all_gather_object, None
+        save(saver, state)
+        torch.distributed.all_gather_object = gather
+
+    CheckpointSaver.save = save_without_gathering
+    trainer = make_trainer(f"{folder}/own", first, run_name="run")
+    trainer.fit()
+    trainer.close()
+    CheckpointSaver.save = save
+    path = Path(folder, "own", "ep0-ba3")
+    trainer = make_trainer(None, second, run_name="run", load_path=str(path))
+    trainer.fit()
+    trainer.close()
+    return {"files": [file.name for file in path.glob("process*")], "run": first.draws, "resumed": second.draws}
+
+
+def alone(world_size, folder):
+    """Resume in one process from the checkpoint of two, in which the file of the second one is damaged."""
+    del world_size
+    path = Path(folder, "own", "ep0-ba3")
+    damage(path / "process-00002-of-00002.safetensors")
+    trainer = make_trainer(None, Draws(), run_name="run", load_path=str(path))
+    return int(trainer.state.timestamp.batch)
+
+
+def damage(file):
+    """Change the last byte of a file."""
     file.write_bytes(file.read_bytes()[:-1] + b"x")
 
 
@@ -109,7 +156,7 @@ def choose(world_size, folder):
     trainer.fit()
     trainer.close()
     if distributed.get_global_rank() == 0:
-        damage(Path(runs, "ep0-ba8"))
+        damage(Path(runs, "ep0-ba8", "model.safetensors"))
     distributed.barrier()
     LocalFolder.check = note
     later = make_trainer(None, load_path=runs)
@@ -118,7 +165,7 @@ def choose(world_size, folder):
     distributed.barrier()
     if distributed.get_global_rank() == 0:
         for path in Path(runs).glob("ep*"):
-            damage(path)
+            damage(path / "model.safetensors")
     distributed.barrier()
     found["none"] = error_of(lambda: make_trainer(None, load_path=runs))
     return found | {"checked": checked}
@@ -129,3 +176,5 @@ if __name__ == "__main__":
     Path(sys.argv[1]).mkdir(exist_ok=True)
     in_group(2, sys.argv[1], fail)
     in_group(2, sys.argv[1], choose)
+    in_group(2, sys.argv[1], own)
+    in_group(1, sys.argv[1], alone)

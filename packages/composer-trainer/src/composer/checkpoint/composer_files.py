@@ -11,13 +11,13 @@ from typing import Any
 import attrs
 import torch
 
-from composer.checkpoint.contents import SavedObjects, SavedPlace
+from composer.checkpoint.contents import OWN_PROCESS, PROCESS, SavedObjects, SavedPlace
 from composer.checkpoint.folder import dictionary
 from composer.core import State, Timestamp
 from composer.core.saving import saved_state
 from composer.core.saving.components import by_key
 from composer.core.saving.randomness import check_rng_state, rng_state, to_tensor
-from composer.distributed import get_world_size
+from composer.distributed import get_global_rank, get_world_size
 
 _COUNTS = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _CONSTANTS = ("blur_filter", "filt2d", "alibi")
@@ -220,7 +220,8 @@ class ComposerFile:
             "clock_before": clock.state_dict(),  # the file has none
             "interrupted": {},
             "microbatch_size": None,
-            "processes": [{**each, "rng": states} for states in rng],
+            PROCESS: {**each, "rng": rng[0]},
+            OWN_PROCESS: {**each, "rng": rng[get_global_rank()]} if get_global_rank() < len(rng) else None,
             "skipped_steps": torch.zeros((), dtype=torch.int64),
             "tensor_parallel": 1,
             "world_size": len(rng),

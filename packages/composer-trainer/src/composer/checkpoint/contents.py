@@ -5,7 +5,8 @@ The data of ``state.json`` is what ``State.state_dict`` returns, with tensors re
 - ``model``: what the model's state has besides tensors; its weights are in ``model.safetensors``.
 - ``optimizers``: their state, with the tensors in ``optimizers.safetensors``.
 - ``extra``: what the caller saves, as a Trainer its ``ResumeState``. Its tensors, and those of algorithms and
-  callbacks, are in ``extra.safetensors``. Of each process it contains a :class:`SavedPlace`.
+  callbacks, are in ``extra.safetensors``. What belongs to the first process is in it, under ``process``, with a
+  :class:`SavedPlace`. Each other process has it in a file of its own, and reads only that.
 - ``environment``, ``integrations`` and ``modules``: what the run was made of. They are compared, and not loaded.
 
 A checkpoint of weights has only what the model is evaluated with, and the settings of its algorithms. What a user
@@ -37,6 +38,8 @@ IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object]
 """Patterns such as ``"optimizers/*"``, or a function that removes from its argument, a dictionary, what to ignore."""
 BESIDE_STATE = ("extra", "environment", "integrations", "modules")
 """The names in the data of what is no part of ``State.state_dict``."""
+PROCESS, OWN_PROCESS = "process", "own"
+"""The names in ``extra`` of what belongs to the process that saves; when it is loaded, of the first and of this one."""
 
 
 def contents_of(
@@ -55,7 +58,7 @@ def contents_of(
     """
     saved = saved_state.state_to_data(state) | {"model": state.get_model_state_dict()}
     if not weights_only:
-        saved |= {"optimizers": state.get_optim_state_dict(), "extra": plain(dict(extra or {}), "extra")}
+        saved |= {"optimizers": state.get_optim_state_dict(), "extra": dict(extra or {})}
     remove_ignored(saved, ignore_keys)
     if weights_only:
         names = ("version", "model", "algorithms", "timestamp", "run_name")

@@ -46,8 +46,8 @@ MAX_STATE_BYTES = 1 << 30
 """A larger :data:`STATE` is neither written nor read, as its JSON would take many times as much memory."""
 BLOCK_BYTES = 4 << 20
 """Files with tensors have a checksum for each block of that many bytes, so that a range of a file can be checked."""
-TENSORS = re.compile(r"(model|optimizers|extra)(-\d{5}-of-\d{5})?\.safetensors")
-"""The names of files with tensors, or with cells of them."""
+TENSORS = re.compile(r"(model|optimizers|extra|process)(-\d{5}-of-\d{5})?\.safetensors")
+"""The names of files with tensors, or with cells of them, or with what belongs to a process."""
 _FILE_NAME = re.compile(r"(?!manifest\.json$)[a-z][a-z0-9_-]{0,99}\.(json|safetensors)")
 _CHUNK = 1 << 20
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -216,6 +216,11 @@ class Content:
         if size % BLOCK_BYTES:
             blocks.append(block.hexdigest())
         self.record, self.blocks = FileRecord(size, file.hexdigest()), "".join(blocks)
+
+
+def process_file(rank: int, world_size: int) -> str:
+    """Return the name of the file with what belongs to a process; that of the first one is in :data:`STATE`."""
+    return f"process-{rank + 1:05}-of-{world_size:05}.safetensors"
 
 
 def read_into(source: RawIOBase, path: object, position: int, memory: memoryview) -> None:

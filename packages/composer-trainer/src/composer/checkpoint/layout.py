@@ -13,18 +13,19 @@ import bisect
 import itertools
 import json
 import math
+import operator
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import attrs
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.folder import read_json
-from composer.core import NotSerializableError
+from composer.core import NotSerializableError, join_tensors, split_tensors
 from composer.core.saving.codec import Record
 from composer.functional.dtensors import Region, is_dtensor, own_region
 
@@ -142,14 +143,13 @@ class TensorLayout:
     def __attrs_post_init__(self) -> None:
         cuts = self.cuts if isinstance(self.cuts, list) else [None]
         lists = [self.shape, self.files, self.positions, [] if self.strides is None else self.strides, *cuts]
-        if not all(isinstance(one, list) for one in lists) or not all(
-            type(number) is int and 0 <= number < 1 << 62 for number in itertools.chain.from_iterable(lists)
-        ):
+        numbers = [*itertools.chain.from_iterable(lists)] if all(isinstance(one, list) for one in lists) else [-1]
+        if {*map(type, numbers)} - {int} or not 0 <= min(numbers, default=0) <= max(numbers, default=0) < 1 << 62:
             raise ValueError("it must have lists of numbers of at least 0")
         if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise ValueError(f"torch has no dtype {self.dtype!r:.80}")
         is_grid = len(self.cuts) == len(self.shape) and all(
-            cuts[:1] == [0] and all(a < b for a, b in itertools.pairwise([*cuts, max(whole, 1)]))
+            cuts[:1] == [0] and all(map(operator.lt, cuts, [*cuts[1:], max(whole, 1)]))
             for cuts, whole in zip(self.cuts, self.shape, strict=True)
         )
         if not is_grid or not math.prod(map(len, self.cuts)) == len(self.files) == len(self.positions):
@@ -235,11 +235,13 @@ def describe_tensors(tensors: Mapping[str, Mapping[str, Tensor]], *, is_first: b
     """
     known: KnownRegions = {}
     described: Described = {kind: {} for kind in tensors}
+    entries: dict[tuple[TensorInfo, Region], tuple[TensorInfo, Region]] = {}  # also one object when they are unpickled
     for kind, of_kind in tensors.items():
         for name, tensor in of_kind.items():
             region = region_here(tensor, known) if is_first or is_dtensor(tensor) else None
             if region is not None:
-                described[kind][name] = (_info(tensor), region)
+                entry = _info(tensor), region
+                described[kind][name] = entries.setdefault(entry, entry)
     return described
 
 
@@ -268,25 +270,17 @@ def plan_files(described: Sequence[Described]) -> tuple[Layout, list[Writes]]:
         >>> [list(files.values()) for files in writes]
         [[['weight']], [['weight']], [], []]
     """
-    infos: dict[tuple[str, str], TensorInfo] = {}
-    held: dict[tuple[str, str], list[tuple[int, Region]]] = defaultdict(list)
-    for rank, own in enumerate(described):
-        for kind, of_kind in own.items():
-            for name, (info, region) in of_kind.items():
-                if infos.setdefault((kind, name), info) != info:
-                    raise ValueError(
-                        f"{name!r} is {info.dtype}{list(info.shape)} in process {rank}, and has another dtype or shape "
-                        "in a process before it. Build the same model in each process."
-                    )
-                held[kind, name].append((rank, region))
-    known: dict[Any, _Split] = {}  # most tensors are split in a few ways
-    planned: dict[str, dict[str, _Planned]] = {kind: {} for own in described for kind in own}
-    for (kind, name), of_tensor in held.items():
-        info = infos[kind, name]
-        way = (info.shape, tuple(of_tensor))
-        if way not in known:
-            known[way] = _split(name, *way)
-        planned[kind][name] = _Planned(info, known[way])
+    known: dict[tuple[int, ...], _Split] = {}  # most tensors are split in a few ways
+    planned: dict[str, dict[str, _Split]] = {}
+    for kind in dict.fromkeys(kind for own in described for kind in own):
+        of_kind, planned[kind] = [own.get(kind, {}) for own in described], {}
+        for name in dict.fromkeys(itertools.chain.from_iterable(of_kind)):
+            column = [own.get(name) for own in of_kind]
+            way = tuple(map(id, column))  # equal entries of a process are one object
+            if way not in known:
+                known[way] = _split(name, column)
+            has_replicas = len(known[way].sizes) < len(column) - column.count(None)
+            planned[kind][name] = attrs.evolve(known[way]) if has_replicas else known[way]
     _balance([one for tensors in planned.values() for one in tensors.values()], len(described))
     layout = Layout({}, {})
     writes: list[Writes] = [{} for _ in described]
@@ -295,27 +289,26 @@ def plan_files(described: Sequence[Described]) -> tuple[Layout, list[Writes]]:
     return layout, writes
 
 
-def _add_kind(kind: str, planned: Mapping[str, _Planned], layout: Layout, writes: Sequence[Writes]) -> None:
+def _add_kind(kind: str, planned: Mapping[str, _Split], layout: Layout, writes: Sequence[Writes]) -> None:
     """Add the files and the tensors of a kind to the layout, and to what each rank writes."""
-    ranks = sorted({rank for one in planned.values() for rank in one.writers}) or [0]
+    ranks = sorted(set().union(*(one.writers for one in planned.values()))) or [0]
     files = dict(zip(ranks, _file_names(kind, len(ranks)), strict=True))
     numbers = dict(zip(ranks, itertools.count(len(layout.files))))
-    ends = dict.fromkeys(ranks, 0)
-    for rank, file in files.items():
-        layout.files[file], writes[rank][file] = TensorFile(), []
+    ends, written = dict.fromkeys(ranks, 0), {rank: writes[rank].setdefault(file, []) for rank, file in files.items()}
+    layout.files.update({file: TensorFile() for file in files.values()})
     tensors = {}
     # The largest items first keep each tensor at a multiple of its item's size.
-    for name, one in sorted(planned.items(), key=lambda item: (-item[1].item_size, item[0])):
+    for name, one in sorted(planned.items(), key=lambda item: (-DTYPES[item[1].info.dtype].itemsize, item[0])):
         positions = []
-        for rank, cell in zip(one.writers, one.split.cells, strict=True):
-            writes[rank][files[rank]].append(name)
+        for rank, size in zip(one.writers, one.sizes, strict=True):
+            written[rank].append(name)
             positions.append(ends[rank])
-            ends[rank] += cell.elements * one.item_size
+            ends[rank] += size
         dtype, shape, *orders = one.info
         tensors[name] = TensorLayout(
             dtype,
             [*shape],
-            one.split.cuts,
+            one.cuts,
             [numbers[rank] for rank in one.writers],
             positions,
             *(None if order is None else [*order] for order in orders),
@@ -323,7 +316,7 @@ def _add_kind(kind: str, planned: Mapping[str, _Planned], layout: Layout, writes
     layout.tensors[kind] = dict(sorted(tensors.items()))
 
 
-def _kind_of(file: str) -> str:
+def kind_of(file: str) -> str:
     """Return the kind of a file that :func:`_file_names` has named."""
     return re.sub(r"-.*", ".safetensors", file)
 
@@ -334,57 +327,56 @@ def _file_names(kind: str, count: int) -> list[str]:
     return [kind] if count == 1 else [f"{stem}-{number:05}-of-{count:05}.{suffix}" for number in range(1, count + 1)]
 
 
-class _HeldCell(NamedTuple):
-    """The number of elements of a cell, and the ranks that have it."""
-
-    elements: int
-    ranks: list[int]
-
-
 @attrs.frozen
 class _Split:
-    """Where the cells of a tensor begin in each dimension, and the cells in row-major order."""
+    """A tensor, where its cells begin in each dimension, and in row-major order the bytes and the ranks of each cell.
 
-    cuts: list[list[int]]
-    cells: list[_HeldCell]
-
-
-@attrs.define
-class _Planned:
-    """A tensor, how it is split, and the rank that writes each cell: at first the first one that has it."""
+    Attributes:
+        writers: The rank that writes each cell; at first the first one that has it.
+    """
 
     info: TensorInfo
-    split: _Split
+    cuts: list[list[int]]
+    sizes: list[int]
+    ranks: list[list[int]]
     writers: list[int] = attrs.field(init=False)
-    item_size: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.writers, self.item_size = [cell.ranks[0] for cell in self.split.cells], DTYPES[self.info.dtype].itemsize
+        object.__setattr__(self, "writers", [ranks[0] for ranks in self.ranks])
 
 
-def _split(name: str, shape: tuple[int, ...], held: Sequence[tuple[int, Region]]) -> _Split:
-    """Return how a tensor is split whose regions the ranks have."""
-    ranks: dict[Region, list[int]] = {}
-    for rank, region in held:
+def _split(name: str, column: Sequence[tuple[TensorInfo, Region] | None]) -> _Split:
+    """Return how a tensor is split of which each rank has a region, or none."""
+    held = [(rank, *entry) for rank, entry in enumerate(column) if entry is not None]
+    info, ranks = held[0][1], dict[Region, list[int]]()
+    for rank, other, region in held:
+        if other != info:
+            raise ValueError(
+                f"{name!r} is {other.dtype}{list(other.shape)} in process {rank}, and has another dtype or shape "
+                "in a process before it. Build the same model in each process."
+            )
         ranks.setdefault(region, []).append(rank)
     regions = sorted(ranks)
-    cuts = [sorted({offset[dimension] for offset, _ in regions}) for dimension in range(len(shape))]
+    cuts = [sorted({offset[dimension] for offset, _ in regions}) for dimension in range(len(info.shape))]
     lengths = [
         [end - begin for begin, end in itertools.pairwise([*begins, whole])]
-        for begins, whole in zip(cuts, shape, strict=True)
+        for begins, whole in zip(cuts, info.shape, strict=True)
     ]
     grid = [*zip(itertools.product(*cuts), itertools.product(*lengths), strict=True)]
     if regions != grid or any(begins[0] > 0 for begins in cuts):
-        raise ValueError(f"the parts of {name!r} in the processes do not fill its shape {list(shape)} exactly once")
-    return _Split(cuts, [_HeldCell(math.prod(region.shape), ranks[region]) for region in regions])
+        raise ValueError(
+            f"the parts of {name!r} in the processes do not fill its shape {list(info.shape)} exactly once"
+        )
+    item_size = DTYPES[info.dtype].itemsize
+    sizes = [item_size * math.prod(region.shape) for region in regions]
+    return _Split(info, cuts, sizes, [ranks[region] for region in regions])
 
 
-def _balance(planned: Sequence[_Planned], world_size: int) -> None:
+def _balance(planned: Sequence[_Split], world_size: int) -> None:
     """Choose the writers of cells that several ranks have, the largest first, so that all write about equally much."""
     load, shared = [0] * world_size, []
     for one in planned:
-        for cell, (elements, ranks) in enumerate(one.split.cells):
-            size = elements * one.item_size
+        for cell, (size, ranks) in enumerate(zip(one.sizes, one.ranks, strict=True)):
             if len(ranks) > 1:
                 shared.append((size, one, cell, ranks))
             else:
@@ -429,6 +421,7 @@ def pack_files(
     *,
     copy: bool,
     memory: KeptMemory | None = None,
+    metadata: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, list[memoryview]]:
     """Return the contents of the files that this process writes: the header, and the bytes of each tensor.
 
@@ -441,6 +434,7 @@ def pack_files(
         writes: The names of the tensors in each file, as :func:`plan_files` returns them for this rank.
         copy: Whether the tensors may change before the contents are written.
         memory: The copies of an earlier save that has been written, to be used again; those of this one replace them.
+        metadata: More metadata of files, by name.
 
     Raises:
         NotSerializableError: A name or a tensor cannot be written.
@@ -449,7 +443,7 @@ def pack_files(
     kept: KeptMemory = {}
     packed, devices = {}, set()
     for file, names in writes.items():
-        kind, offsets = _kind_of(file), {}
+        kind, offsets = kind_of(file), {}
         for name in names:
             tensor = tensors[kind][name]
             local = tensor.to_local() if is_dtensor(tensor) else tensor
@@ -458,7 +452,8 @@ def pack_files(
             _, region = described[kind][name]
             offsets[name] = {"saved_offsets": [*region.offset]}
         copies = {name: kept[file, name] for name in names}
-        packed[file] = [memoryview(_header(copies, offsets)), *map(bytes_of, copies.values())]
+        more = (metadata or {}).get(file, {_SHARDING: json.dumps(offsets)})
+        packed[file] = [memoryview(_header(copies, more)), *map(bytes_of, copies.values())]
     for device in devices:
         if device.type == "cuda":
             # With CUDA, a copy to pinned memory may be incomplete when it returns: the host may read it only when the
@@ -489,11 +484,11 @@ def _on_cpu(name: str, tensor: Tensor, target: Tensor | None, *, copy: bool) -> 
         ) from None
 
 
-def _header(tensors: Mapping[str, Tensor], offsets: Mapping[str, Any]) -> bytes:
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return the header of a file; not by the safetensors package, which would copy all tensors once more."""
     if "__metadata__" in tensors:
         raise NotSerializableError("__metadata__", "a tensor cannot be saved by this name, as safetensors uses it.")
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", _SHARDING: json.dumps(offsets)}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.nbytes
@@ -506,6 +501,35 @@ def _header(tensors: Mapping[str, Tensor], offsets: Mapping[str, Any]) -> bytes:
     # The format pads its header with spaces, so that the tensors are at multiples of 8 bytes.
     content += b" " * (-len(content) % 8)
     return len(content).to_bytes(8, "little") + content
+
+
+def split_process(process: Any) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return what belongs to a process as the metadata and the tensors of a file.
+
+    Example:
+        >>> metadata, tensors = split_process({"place": 3, "generator": torch.ones(2, dtype=torch.uint8)})
+        >>> metadata["data"]
+        '{"place": 3, "generator": {"$tensor": "generator"}}'
+    """
+    data, tensors = split_tensors(process)
+    kinds = {name: [_info(one).dtype, [*one.shape]] for name, one in tensors.items() if one.dtype not in _NAMES}
+    return {"data": json.dumps(data), "kinds": json.dumps(kinds)}, tensors
+
+
+def join_process(content: bytes, path: object) -> Any:
+    """Return what :func:`split_process` split, from the content of the file.
+
+    Raises:
+        CheckpointError: It is not such a file.
+    """
+    try:
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        tensors = safetensors.torch.load(content)
+        for name, (dtype, shape) in json.loads(metadata["kinds"]).items():
+            tensors[name] = tensors[name].view(DTYPES[dtype]).view(shape)
+        return join_tensors(json.loads(metadata["data"]), tensors)
+    except Exception as error:  # noqa: BLE001  (what is wrong in a file shows in any error)
+        raise CheckpointError(path, f"is not the data of a process: {error}.") from None
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -26,6 +26,8 @@ from torch.utils._pytree import tree_leaves
 from composer.checkpoint.composer_files import ComposerFile, names_here
 from composer.checkpoint.contents import (
     BESIDE_STATE,
+    OWN_PROCESS,
+    PROCESS,
     IgnoreKeys,
     changed_environment,
     changed_modules,
@@ -356,6 +358,8 @@ class SavedRun:
             saved = _with_tensors(data, opened, likes, is_part=weights_only)
             if not isinstance(saved.get("model", {}), dict):
                 raise TypeError("'model' must be a dictionary.")
+            if PROCESS in (extra := dictionary(saved.get("extra"))):
+                extra[OWN_PROCESS] = opened.own_process(extra[PROCESS])
         if MODEL in opened.layout.tensors:
             saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
         else:

@@ -19,7 +19,7 @@ import xxhash
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.folder import BLOCK_BYTES, EXTRA, LAYOUT, Folder, Manifest, ReadInto
+from composer.checkpoint.folder import BLOCK_BYTES, EXTRA, LAYOUT, Folder, Manifest, ReadInto, process_file
 from composer.checkpoint.layout import (
     DTYPES,
     Cell,
@@ -28,8 +28,10 @@ from composer.checkpoint.layout import (
     TensorFile,
     TensorLayout,
     bytes_of,
+    join_process,
     region_here,
 )
+from composer.distributed import get_global_rank, get_world_size
 from composer.functional.dtensors import Region, is_dtensor, region_of
 
 _DIGITS = 32
@@ -57,12 +59,29 @@ class OpenCheckpoint:
         return self.folder.at(self.name)
 
     def data(self) -> dict[str, Any]:
-        """Return the data of :data:`STATE`, after comparing the file with its checksum.
+        """Return the data of :data:`~composer.checkpoint.folder.STATE`, after comparing the file with its checksum.
 
         Raises:
             CheckpointError: The file is missing, or its content is not the one that was written.
         """
         return self.folder.data(self.name, self.manifest)
+
+    def own_process(self, first: Any) -> Any:
+        """Return what belongs to this process; None if another number of processes saved it.
+
+        Args:
+            first: What belongs to the first process, which is in :data:`~composer.checkpoint.folder.STATE`.
+
+        Raises:
+            CheckpointError: Its file is missing, or its content is not the one that was written.
+        """
+        rank, world_size = get_global_rank(), get_world_size()
+        if world_size > 1 and process_file(world_size - 1, world_size) not in self.manifest.files:
+            return None
+        if rank == 0:
+            return first
+        file = process_file(rank, world_size)
+        return join_process(self.folder.content(self.name, file, self.manifest), f"{self.path}/{file}")
 
     @cached_property
     def layout(self) -> Layout:

@@ -27,14 +27,13 @@ from composer.checkpoint.folder import check_folder, is_remote
 from composer.checkpoint.layout import KeptMemory
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_keep_last, without_suffix
-from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
+from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot, writers_of
 from composer.core import Callback, Event, Interval, Logger, State, Time
 from composer.core.background import Background
 from composer.core.saving.files import fill_in_run
 from composer.core.saving.model_state import optimizer_states
 from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags
-from composer.functional.dtensors import is_sharded
 
 _LAST_WAIT = 5.0
 """Seconds that an ending process waits for the others to write their parts."""
@@ -47,8 +46,9 @@ class CheckpointSaver(Callback):
 
     Checkpoints are written in the background: training waits while its tensors are copied, not while they are written.
     A save waits for the previous one, so that there is never more than one copy. If one fails, the next batch raises
-    the error; earlier checkpoints are unchanged. The end of the training waits for the last save. Rank 0 writes, and a
-    model that is sharded by FSDP2 is written by all processes. All processes have to save at the same times: if one of
+    the error; earlier checkpoints are unchanged. The end of the training waits for the last save. Each
+    process writes what belongs to it and its parts of a model that is sharded by FSDP2, and rank 0 all else, so that
+    the folder must be on storage that all share. All processes have to save at the same times: if one of
     them fails, all raise an error at the next save or at the end of the training.
 
     The end of the training always saves a checkpoint (unless the interval is 0 or a function), after everything else
@@ -294,7 +294,7 @@ class CheckpointSaver(Callback):
 
         If it fails in one process, it fails in all.
         """
-        batch = int(state.timestamp.batch)
+        batch, writers = int(state.timestamp.batch), writers_of(state.model, extra)
         copy_run = partial(
             take_snapshot,
             state,
@@ -308,7 +308,7 @@ class CheckpointSaver(Callback):
         with failing_in_all(path):
             if state.rank == 0:
                 self._run_folder.open(names, state, continues=self.continues)
-            if not is_sharded(state.model):
+            if writers.is_alone:
                 return copy_run() if state.rank == 0 else None
         return copy_run()  # in all processes, with collectives, which must not be in the block
 

@@ -24,8 +24,9 @@ from typing import Any
 
 import attrs
 import torch
+from torch import Tensor
 
-from composer.checkpoint.contents import IgnoreKeys, contents_of, metric_values, reject_fsdp1
+from composer.checkpoint.contents import PROCESS, IgnoreKeys, contents_of, environment, metric_values, reject_fsdp1
 from composer.checkpoint.errors import NOT_SAVED, CheckpointError, CheckpointSaveError, OtherReleaseError
 from composer.checkpoint.folder import (
     LAYOUT,
@@ -36,6 +37,7 @@ from composer.checkpoint.folder import (
     Folder,
     Manifest,
     dictionary,
+    process_file,
     split_path,
     write_json,
 )
@@ -46,15 +48,17 @@ from composer.checkpoint.layout import (
     TensorFile,
     Writes,
     describe_tensors,
+    kind_of,
     pack_files,
     plan_files,
+    split_process,
 )
 from composer.checkpoint.local import open_folder
 from composer.core import State, TimeUnit, evaluation_weights
 from composer.core.checks import shortened
 from composer.core.saving.codec import Record, plain, read
 from composer.core.saving.files import fill_in_run
-from composer.distributed import all_gather_object, any_rank, from_rank_zero, get_global_rank
+from composer.distributed import all_gather_object, any_rank, from_rank_zero, get_global_rank, get_world_size
 from composer.distributed.collectives import MessageStore, failing_in_all_processes
 from composer.functional.dtensors import is_sharded, reshard
 
@@ -124,7 +128,7 @@ def save_in_all_processes(state: State, path: str, *, extra: Mapping[str, Any], 
         CheckpointSaveError: The checkpoint could not be written; in every process.
     """
     reject_fsdp1(state.model)
-    if is_sharded(state.model):
+    if not writers_of(state.model, extra).is_alone:
         return save_checkpoint(state, path, extra=extra, weights_only=weights_only)
     with failing_in_all(path):
         saved = path if get_global_rank() else save_checkpoint(state, path, extra=extra, weights_only=weights_only)
@@ -173,7 +177,8 @@ def take_snapshot(
 
     Args:
         state: The run.
-        extra: More to save, by name: plain data and tensors, such as the position in the data.
+        extra: More to save, by name: plain data and tensors, such as the position in the data. What belongs to this
+            process is named :data:`~composer.checkpoint.contents.PROCESS`.
         path: The checkpoint, for errors.
         weights_only: Whether to save only the weights that the model is evaluated with, and what describes them.
         ignore_keys: What not to save.
@@ -187,30 +192,42 @@ def take_snapshot(
         CheckpointSaveError: In the other processes, if it fails in one.
     """
     reject_fsdp1(state.model)
-    writers = writers_of(state.model)
-    if not writers.is_alone:
+    writers, shards = writers_of(state.model, extra), is_sharded(state.model)
+    is_first = writers.rank == 0
+    if shards:
         reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
     with block as may_differ:
         with contextlib.nullcontext() if writers.is_alone else failing_in_all(path):
-            data, tensors = contents_of(state, extra, ignore_keys, weights_only=weights_only)
-            described = describe_tensors(tensors, is_first=writers.rank == 0)
-        layout, writes = writers.plan(described)
+            data: dict[str, Any] = {}
+            tensors: dict[str, dict[str, Tensor]] = {}
+            metadata: dict[str, dict[str, str]] = {}
+            if is_first or shards:
+                data, tensors = contents_of(state, extra if is_first else None, ignore_keys, weights_only=weights_only)
+            described = describe_tensors(tensors, is_first=is_first)
+            if not is_first and extra and PROCESS in extra:
+                file = process_file(writers.rank, writers.world_size)
+                metadata[file], tensors[kind_of(file)] = split_process(extra[PROCESS])
+        layout, writes = writers.plan(described, are_shards=shards)
+        for file in metadata:
+            own = describe_tensors({kind_of(file): tensors[kind_of(file)]}, is_first=True)
+            described, writes = described | own, writes | {file: [*tensors[kind_of(file)]]}
         contents: dict[str, list[memoryview]] | Exception
         try:
             # Evaluation weights are in the model only within the block, and are copied in any case.
-            contents = pack_files(tensors, described, writes, copy=copy or may_differ, memory=memory)
+            contents = pack_files(tensors, described, writes, copy=copy or may_differ, memory=memory, metadata=metadata)
         except Exception as error:
             if writers.is_alone:
                 raise
             contents = error  # raised in all processes when the checkpoint is written
+    versions = environment(state.device)
     manifest = Manifest(
         files={},
         timestamp=state.timestamp.copy(),  # see Timestamp.load_state_dict
         run_name=state.run_name,
         created=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="microseconds"),
         weights_only=weights_only,
-        versions={name: data["environment"][name] for name in ("python", "torch", "composer-trainer")},
+        versions={name: versions[name] for name in ("python", "torch", "composer-trainer")},
         metrics=metric_values(state, measured),
     )
     return Snapshot(data, contents, manifest, layout, writers)
@@ -471,7 +488,7 @@ class Message(Record):
 
 
 class Writers:
-    """The processes that write a checkpoint together: all, of a sharded model, or this one alone.
+    """The processes that write a checkpoint together: all, or this one alone.
 
     All processes have to construct it at the same time, unless it is for one.
 
@@ -489,20 +506,20 @@ class Writers:
         self.world_size = 1 if self._messages is None else self._messages.world_size
         self.saves = 0
         self._described: Described | None = None
-        self._planned: tuple[Layout, list[Writes]] = (Layout({}, {}), [])
+        self._planned: tuple[Layout, Writes] = (Layout({}, {}), {})
 
-    def plan(self, described: Described) -> tuple[Layout, Writes]:
+    def plan(self, described: Described, *, are_shards: bool) -> tuple[Layout, Writes]:
         """Return the layout, and which tensors this process writes to which file; all processes have to call it.
 
-        The regions of all processes are exchanged only if those of one have changed since the last save.
+        The plan is made once for a run. A new one is made, from the regions of all processes, only if those of one have
+        changed since the last save; without shards, the first process plans for itself.
         """
-        has_changed = described != self._described
-        if has_changed if self.is_alone else any_rank(has_changed):
-            gathered = [described] if self.is_alone else all_gather_object(described)
-            self._described, self._planned = described, plan_files(gathered)
-        layout, writes = self._planned
         self.saves += 1
-        return layout, writes[self.rank]
+        has_changed = described != self._described
+        if any_rank(has_changed) if are_shards else has_changed:
+            layout, writes = plan_files(all_gather_object(described) if are_shards else [described])
+            self._described, self._planned = described, (layout, writes[self.rank if are_shards else 0])
+        return self._planned
 
     def send(self, key: str, message: Message) -> None:
         """Send a message to the process that waits for the key."""
@@ -529,16 +546,19 @@ class Writers:
         return message
 
 
-def writers_of(model: Any) -> Writers:
-    """Return the processes that write checkpoints of a model; if it is sharded, all processes have to call it."""
-    return _all_writers(torch.distributed.group.WORLD) if is_sharded(model) else Writers(is_alone=True)
+def writers_of(model: Any, extra: Mapping[str, Any] | None = None) -> Writers:
+    """Return the processes that write a checkpoint: all, if the model is sharded or each has something of its own.
+
+    If so, all processes have to call it.
+    """
+    has_own = PROCESS in (extra or {}) and get_world_size() > 1
+    return _writers(torch.distributed.group.WORLD) if has_own or is_sharded(model) else _writers(None)
 
 
-@functools.lru_cache(maxsize=1)
-def _all_writers(world: object) -> Writers:
-    """Return the writers of sharded models in a process group; the same until another one is used."""
-    del world
-    return Writers(is_alone=False)
+@functools.lru_cache(maxsize=2)
+def _writers(world: object) -> Writers:
+    """Return the writers in a process group, or this process alone; the same until another group is used."""
+    return Writers(is_alone=world is None)
 
 
 def failing_in_all(path: str) -> AbstractContextManager[None]:

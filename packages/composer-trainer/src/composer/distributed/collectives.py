@@ -182,7 +182,7 @@ def from_rank_zero(value: T) -> T:
 
 
 def all_agree(value: object) -> bool:
-    """Return whether the value is equal in all processes; it is pickled for transport.
+    """Return whether the value is equal in all processes; that of rank 0 is pickled for transport.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -191,8 +191,7 @@ def all_agree(value: object) -> bool:
         >>> all_agree(("linear", 3))
         True
     """
-    values = all_gather_object(value)
-    return all(other == values[0] for other in values)
+    return not any_rank(flag=value != from_rank_zero(value))
 
 
 def any_rank(flag: bool) -> bool:
@@ -311,11 +310,13 @@ def failing_in_all_processes(doing: str, to_error: Callable[[str], Exception] = 
     try:
         yield
     except BaseException as error:  # also after Ctrl-C, as the others wait
+        any_rank(flag=True)
         all_gather_object(f"{type(error).__name__}: {error}".removesuffix(": "))
         raise
-    for rank, failure in enumerate(all_gather_object("")):
-        if failure:
-            raise to_error(f"{doing} failed in process {rank}: {failure.rstrip('.')}.")
+    if any_rank(flag=False):
+        failures = enumerate(all_gather_object(""))
+        rank, failure = next(of_rank for of_rank in failures if of_rank[1])
+        raise to_error(f"{doing} failed in process {rank}: {failure.rstrip('.')}.")
 
 
 def exchange_in_buckets(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Any]) -> None:

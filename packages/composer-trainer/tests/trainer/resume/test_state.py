@@ -141,9 +141,9 @@ class TestCheck:
             ("skipped_steps", 7),
             ("skipped_steps", torch.zeros(2)),
             ("microbatch_size", "x"),
-            ("processes", 3),
-            ("processes", [3]),
-            ("processes", []),
+            ("process", 3),
+            ("process", {}),
+            ("tensor_parallel", 2),
             ("world_size", "x"),
         ],
     )
@@ -206,7 +206,7 @@ class TestCheck:
         trainer = small_run(run_name="a", train_metrics=MulticlassAccuracy(3), loggers=first, max_duration="1ep")
         extra = trainer._resume_state.to_data()
         *outer, last = path.split(".")
-        place = extra["processes"][0]
+        place = extra["process"]
         for key in outer:
             place = place.setdefault(key, {})
         place[last] = value
@@ -459,7 +459,7 @@ def make_run(data):
 
 def test_generators_are_saved_by_name():
     """Those of components and of the data, without that of the sampler, which is replayed with the data."""
-    saved = make_run(Noisy())._resume_state.to_data()["processes"][0]
+    saved = make_run(Noisy())._resume_state.to_data()["process"]
 
     assert {*saved["objects"]["generators"]} == {
         "callbacks.WithGenerator.generator",
@@ -474,6 +474,7 @@ def test_generators_are_restored():
     data, other = Noisy(), Noisy()
     data.generator.random()
     saved = make_run(data)._resume_state.to_data()
+    saved["own"] = saved["process"]  # as in a checkpoint of as many processes
     expected = data.generator.random()
 
     resumed = make_run(other)._resume_state

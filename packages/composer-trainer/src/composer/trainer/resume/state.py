@@ -1,6 +1,7 @@
 """The data of an exact resume that is not in the state: the place in the data, metrics, generators, and given objects.
 
-A checkpoint contains it as ``extra``: values of the run (``_Saved``), and a record for each process (``_OfProcess``).
+A checkpoint contains it as ``extra``: values of the run (``_Saved``), and what belongs to the process
+(``_OfProcess``), which each process writes and reads itself.
 :class:`ResumeState` lives as long as the Trainer. Its ``to_data`` returns all that is saved. Loaded data is compared by
 ``check`` before anything is loaded, and restored in two phases, as only ``fit`` may have the training data: by
 ``restore_run`` in the constructor, and by ``begin`` immediately before the first batch. In between, a save contains the
@@ -24,7 +25,6 @@ import attrs
 import torch
 from attrs.validators import ge, optional
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from composer.checkpoint.contents import SavedObjects, SavedPlace, is_ignored
 from composer.checkpoint.errors import CheckpointMismatchError
@@ -36,7 +36,7 @@ from composer.core.saving.codec import Record, plain, read
 from composer.core.saving.components import by_key
 from composer.core.saving.model_state import bare_model, bare_name
 from composer.core.saving.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
-from composer.distributed import all_gather_object, broadcast_buffers, get_data_rank, get_global_rank, get_world_size
+from composer.distributed import broadcast_buffers, get_data_rank, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size
 from composer.trainer.data.order import make_order
@@ -90,10 +90,11 @@ class _Saved(Record):
         clock_before: The clock before the last batch, by which intervals are due.
         interrupted: The labels of the evaluators that are left undone, by event.
         microbatch_size: The size that the search has found; None without a search.
-        processes: What is saved of each process, by rank.
+        process: What is saved of the first process; in a save, of this one.
         skipped_steps: How many steps were skipped because the loss scale was too large.
         tensor_parallel: How many processes had the same samples.
         world_size: How many processes there were.
+        own: What is saved of this process; None if there were not as many processes.
         cooldown: The cool-down of the run; None before it.
         optimizers: The arguments of the optimizers, by key and group, as the program had set them.
         requires_grad: Which parameters of the model are trained, by name.
@@ -104,23 +105,21 @@ class _Saved(Record):
     clock_before: Timestamp
     interrupted: dict[Event, list[str]]
     microbatch_size: int | None = attrs.field(validator=optional(ge(1)))
-    processes: list[_OfProcess]
+    process: _OfProcess
     skipped_steps: Tensor = attrs.field(validator=_check_one_number)
     tensor_parallel: int = attrs.field(validator=ge(1))
     world_size: int = attrs.field(validator=ge(1))
+    own: _OfProcess | None = None
     cooldown: Cooldown | None = None
     optimizers: dict[str, list[dict[str, Any]]] = attrs.field(factory=dict)
     requires_grad: dict[str, bool] = attrs.field(factory=dict)
     training: dict[str, bool] | None = None
     settings: dict[str, Any] = attrs.field(factory=dict)
 
-    def has_same_processes(self) -> bool:
-        """Return whether as many processes saved as there are now, with the same samples in each."""
-        return (self.world_size, self.tensor_parallel) == (get_world_size(), get_tensor_parallel_size())
-
     def of_this_process(self) -> _OfProcess | None:
-        """Return what this process has saved; None if other processes saved."""
-        return self.processes[get_global_rank()] if self.has_same_processes() else None
+        """Return what this process has saved; None unless as many processes saved, with the same samples in each."""
+        are_same = (self.world_size, self.tensor_parallel) == (get_world_size(), get_tensor_parallel_size())
+        return self.own if are_same else None
 
     def place_to_continue(self, loader: Any = None) -> SavedPlace | None:
         """Return the place in the data to continue at; None if there is none.
@@ -130,7 +129,7 @@ class _Saved(Record):
         """
         if (own := self.of_this_process()) is not None:
             return own.data
-        place = self.processes[0].data
+        place = self.process.data
         of_all = contract.takes_position(getattr(loader, "dataset", None))
         return place and attrs.evolve(
             place, loader=place.loader if of_all else None, objects=SavedObjects(), has_ended=False
@@ -277,9 +276,10 @@ class ResumeState:
         return self.to_data()
 
     def to_data(self) -> dict[str, Any]:
-        """Return all that is saved, as plain data and tensors; all processes must call it."""
+        """Return all that is saved, as plain data and tensors."""
         if self._loaded is not None:
-            return plain(self._loaded.saved, "extra")  # type: ignore[no-any-return]
+            loaded = self._loaded.saved
+            return plain(attrs.evolve(loaded, process=loaded.own or loaded.process, own=None), "extra")  # type: ignore[no-any-return]
         state, batches = self._state, self._data.batches
         this_process = _OfProcess(
             data=None if batches is None else batches.save(),
@@ -288,13 +288,11 @@ class ResumeState:
             objects=self._objects.save(),
             rng=rng_state(state.device),
         )
-        # Another process would unpickle a tensor on the device that it has here, and so occupy each GPU of the host.
-        processes = all_gather_object(tree_map_only(Tensor, Tensor.cpu, plain(this_process, "extra")))
         saved = _Saved(
             clock_before=state.previous_timestamp,
             interrupted=self._undone(),
             microbatch_size=state.device_train_microbatch_size if state.auto_microbatching else None,
-            processes=[],
+            process=this_process,
             skipped_steps=self.skipped_steps,
             tensor_parallel=get_tensor_parallel_size(),
             world_size=get_world_size(),
@@ -304,7 +302,7 @@ class ResumeState:
             training=self._modes(),
             settings=self._settings(state.rank_zero_seed),
         )
-        return {**plain(saved, "extra"), "processes": processes}
+        return plain(saved, "extra")  # type: ignore[no-any-return]
 
     def _settings(self, seed: int) -> dict[str, Any]:
         return settings_of(self._state, self._data, seed=seed, frozen=self._num_frozen)
@@ -349,9 +347,8 @@ class ResumeState:
             record = _read(saved)
         except ValueError as error:
             return [str(error)]
-        world_size = record.world_size
-        if world_size % record.tensor_parallel or len(record.processes) != world_size:
-            return [f"extra.processes must have an entry for each of world_size={world_size} processes."]
+        if record.world_size % record.tensor_parallel:
+            return [f"extra.tensor_parallel must divide world_size={record.world_size}, got {record.tensor_parallel}."]
         problems = self._check_process(record, is_continued="timestamp" not in ignored)
         return problems if problems or "timestamp" in ignored else _problems_of_place(record, self._data.batches)
 
@@ -368,8 +365,7 @@ class ResumeState:
     def _check_process(self, saved: _Saved, *, is_continued: bool) -> list[str]:
         """Return the problems of what this process has saved, or of what the first one has, if others saved."""
         own, problems = saved.of_this_process(), list[str]()
-        path = f"extra.processes[{0 if own is None else get_global_rank()}]"
-        process = saved.processes[0] if own is None else own
+        path, process = "extra.process", saved.process if own is None else own
         try:
             self._logger.check_state_dict(process.loggers)
         except ValueError as error:
@@ -393,22 +389,23 @@ class ResumeState:
                 beginning of an epoch.
         """
         record = _read(saved)
-        for process in record.processes:
+        held = [one for one in (record.process, record.own) if one is not None]
+        for process in held:
             for name in [name for name in process.objects.generators if self._objects.is_ignored(name, ignored)]:
                 del process.objects.generators[name]
         if "timestamp" in ignored:
-            processes = [attrs.evolve(process, data=None, metrics={}) for process in record.processes]
+            first, *own = (attrs.evolve(process, data=None, metrics={}) for process in held)
             clock = self._state.timestamp
             settings = {name: one for name, one in record.settings.items() if not name.startswith("train_dataloader")}
-            changes: dict[str, Any] = {"processes": processes, "clock_before": clock, "settings": settings}
-            record = attrs.evolve(record, **changes, cooldown=None, interrupted={})
+            changes: dict[str, Any] = {"process": first, "own": own[0] if own else None, "settings": settings}
+            record = attrs.evolve(record, **changes, clock_before=clock, cooldown=None, interrupted={})
         self._loaded, self.cooldown, self.interrupted = _Loaded(record, path), record.cooldown, dict(record.interrupted)
         self._warn_of_optimizers(record.optimizers)
         for name, parameter in _parameters(self._state.model):
             if name in record.requires_grad and not {"model", f"model/{name}"}.intersection(ignored):
                 parameter.requires_grad_(record.requires_grad[name])
-        rank = get_global_rank()  # each process has its own files and runs
-        self._logger.load_state_dict(record.processes[rank].loggers if rank < record.world_size else {})
+        here = record.of_this_process() or (None if get_global_rank() else record.process)
+        self._logger.load_state_dict({} if here is None else here.loggers)  # each process has its own files and runs
 
     def _warn_of_optimizers(self, saved: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Warn of arguments of optimizers that the program has changed, because the saved values are loaded."""
@@ -468,7 +465,7 @@ class ResumeState:
 
     def _warn_of_other_processes(self, saved: _Saved) -> None:
         """Warn of what is not restored, as it depends on the number of processes."""
-        batches, place = self._data.batches, saved.processes[0].data
+        batches, place = self._data.batches, saved.process.data
         data = "the epoch continues with its next sample"
         if batches is not None and place is not None and not batches.place_reader.is_of_same_order(place):
             data = (
