@@ -258,9 +258,15 @@ def broadcast_buffers(model: nn.Module) -> None:
         _broadcast(list(model.buffers()))
 
 
+@torch.no_grad()
 def _broadcast(tensors: list[Tensor]) -> None:
-    with torch.no_grad():
-        exchange_in_buckets(map(without_repeats, tensors), lambda flat: torch.distributed.broadcast(flat, 0))
+    """Broadcast many tensors in place with few calls, concatenated by dtype and device."""
+    for bucket in _buckets(map(without_repeats, tensors)):
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        torch.distributed.broadcast(flat, 0)
+        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 @contextlib.contextmanager
@@ -317,16 +323,6 @@ def failing_in_all_processes(doing: str, to_error: Callable[[str], Exception] = 
         failures = enumerate(all_gather_object(""))
         rank, failure = next(of_rank for of_rank in failures if of_rank[1])
         raise to_error(f"{doing} failed in process {rank}: {failure.rstrip('.')}.")
-
-
-def exchange_in_buckets(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Any]) -> None:
-    """Apply ``exchange`` to many tensors in place with few calls, concatenated by dtype and device."""
-    for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-        exchange(flat)
-        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-        for tensor, part in zip(bucket, parts, strict=True):
-            tensor.copy_(part.view(tensor.shape))
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
