@@ -212,17 +212,6 @@ def remove_ignored(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str,
     return tuple(path for path in removed if path.rpartition("/")[0] not in removed)
 
 
-def is_ignored(component: str, ignored: Collection[str]) -> bool:
-    """Return whether a component or another part of the state, such as ``"algorithms.EMA"``, is among ignored paths.
-
-    Example:
-        >>> [is_ignored(name, ("algorithms/EMA", "model")) for name in ("algorithms.EMA", "algorithms.EMA.1", "model")]
-        [True, False, True]
-    """
-    part, _, key = component.partition(".")
-    return part in ignored or f"{part}/{key}" in ignored
-
-
 def _paths(saved: Mapping[str, Any]) -> dict[str, None]:
     paths: dict[str, None] = {}
     for name, value in saved.items():

@@ -269,16 +269,9 @@ def sharded_like(
     below its name in the saved data, such as its averages and the state of its optimizer. All others are read
     completely in each process.
 
-    ======================================  ==============================  ==================================
-    saved                                   with the shape of the weight    with another, such as factors of a
-                                                                            second moment
-    ======================================  ==============================  ==================================
-    sharded                                 like the weight                 with its saved placements, on the
-                                                                            mesh of the run
-    completely, of a sharded model          completely                      completely
-    completely, of a model without shards   like the weight, but not what   completely
-                                            is beside the state
-    ======================================  ==============================  ==================================
+    - A tensor with the shape of its weight is sharded like it. If the model was saved sharded, this needs to have been
+      sharded, too; if it was not, what is beside the state is read completely.
+    - A tensor of another shape, such as a factor of a second moment, is sharded as it was saved, on the run's mesh.
 
     Args:
         opened: The checkpoint.

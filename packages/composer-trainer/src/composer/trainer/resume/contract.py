@@ -131,14 +131,8 @@ class LoaderObjects(NamedTuple):
     """The objects that a loader consists of, by when a resumed run needs their states.
 
     A resumed run draws the order of the epoch again from its start. It also loads the samples before the resume point
-    again, unless an epoch can start in its middle (``skips``):
-
-    ====================  ==========  ============
-    object                skips       does not
-    ====================  ==========  ============
-    samplers              replayed    replayed
-    data set, collate_fn  loading     replayed
-    ====================  ==========  ============
+    again, unless an epoch can start in its middle (``skips``): only then, data set and ``collate_fn`` are ``loading``,
+    and else ``replayed`` as the samplers.
 
     Attributes:
         replayed: Those that it needs as they were at the start of the epoch.

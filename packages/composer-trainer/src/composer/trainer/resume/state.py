@@ -17,6 +17,7 @@ restore it in one of the phases.
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +27,7 @@ import torch
 from attrs.validators import ge, optional
 from torch import Tensor, nn
 
-from composer.checkpoint.contents import SavedObjects, SavedPlace, is_ignored
+from composer.checkpoint.contents import SavedObjects, SavedPlace
 from composer.checkpoint.errors import CheckpointMismatchError
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
@@ -176,12 +177,6 @@ class _GivenObjects:
                 saved.generators, _named(f"evaluators.{evaluator.label}", objects | streams), load
             )
         contract.load_objects(saved, self._others(), self._components())
-
-    def is_ignored(self, path: str, ignored: Collection[str]) -> bool:
-        """Return whether an attribute, such as ``"callbacks.Mine.generator"``, is one of an ignored component."""
-        owners = [name for name in self._components() if path.startswith(f"{name}.")]
-        # Of callbacks.Mine and callbacks.Mine.1, the longer name; of a component that the run lacks, all but the last.
-        return is_ignored(max(owners, key=len, default=path.rpartition(".")[0]), ignored)
 
     def watch(self) -> None:
         """Compare attributes with their present values from now on."""
@@ -391,7 +386,7 @@ class ResumeState:
         record = _read(saved)
         held = [one for one in (record.process, record.own) if one is not None]
         for process in held:
-            for name in [name for name in process.objects.generators if self._objects.is_ignored(name, ignored)]:
+            for name in [name for name in process.objects.generators if _is_ignored(name, ignored)]:
                 del process.objects.generators[name]
         if "timestamp" in ignored:
             first, *own = (attrs.evolve(process, data=None, metrics={}) for process in held)
@@ -517,6 +512,13 @@ def _problems_of_place(saved: _Saved, batches: Batches | None) -> list[str]:
     """Return why training cannot continue at the saved place in these batches."""
     place = saved.place_to_continue()
     return [] if place is None or batches is None else batches.place_reader.problems(place, batches.position)
+
+
+def _is_ignored(path: str, ignored: Collection[str]) -> bool:
+    """Return whether a generator, such as ``"callbacks.Mine.1.generator"``, is of a part or component not to load."""
+    part, _, rest = path.partition(".")
+    key = re.match(r"[^.]*(\.\d+)?", rest)
+    return key is not None and not {part, f"{part}/{key[0]}"}.isdisjoint(ignored)
 
 
 def _read(saved: Mapping[str, Any]) -> _Saved:
