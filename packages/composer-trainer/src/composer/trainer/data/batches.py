@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -46,11 +45,6 @@ if TYPE_CHECKING:
 
     from composer.core import Batch, DataSpec
     from composer.trainer.data.iterable_order import DataOrder
-
-_log = logging.getLogger(__name__)
-
-_MANY_BATCHES = 100_000
-"""Batches after which an epoch of unknown length is reported, because it may never end."""
 
 # The numbers of each tensor by which first batches are compared between processes.
 _COMPARED = 1000
@@ -300,9 +294,7 @@ class Batches:
     def _begin(self, place: int = 0) -> Iterator[Batch]:
         """Return the loader's batches of the epoch from a place on."""
         self._objects_at_start = save_objects(self.objects.replayed)
-        # After the states were saved, because the order may draw from these objects.
-        batches = self._order.begin(self._epoch, place)
-        return _watched(batches) if self.position.length is None else batches
+        return self._order.begin(self._epoch, place)  # which may draw from these objects
 
     def _continue_with(self, batches: Iterator[Batch], last: Batch = END) -> None:
         """Set the batches from the place on, and agree with the other processes on their end, if it is known now.
@@ -411,15 +403,3 @@ def _warn_if_equal(batch: Batch | None) -> None:
             "composer.distributed.get_data_rank(), None, composer.distributed.get_data_world_size()).",
             stacklevel=3,
         )
-
-
-def _watched(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the batches of a loader without a length, and log a warning if there are very many."""
-    for number, batch in enumerate(batches, start=1):
-        if number == _MANY_BATCHES:
-            _log.warning(
-                "train_dataloader has no length and has returned %d batches in one epoch. If it is endless, the epoch "
-                "never ends, and evaluations and checkpoints at its end never run: give train_subset_num_batches.",
-                number,
-            )
-        yield batch

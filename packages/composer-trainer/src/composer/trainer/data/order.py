@@ -4,32 +4,14 @@ Each type of loader has a ``DataOrder`` (``data/iterable_order.py``), which iter
 :func:`make_order` chooses it. It is created with its ``Batches``, and changes a copy of a ``DataLoader``, not the
 user's. Evaluations and ``find_lr`` iterate over their data with it, too.
 
-====================  ===========================================  =======================  ==========================
-order                 loader                                       a place counts           batches before a place
-====================  ===========================================  =======================  ==========================
-``DataOrder``         list of batches                              batches                  are skipped
-``OpaqueOrder``       any other                                    batches                  are loaded
-``StatefulOrder``     any with ``state_dict()``                    batches                  are known to the loader
-``IndexedOrder``      ``DataLoader`` of a map-style data set       batches                  are skipped in its sampler
-``SharedOrder``       the same with a ``DistributedSampler``       samples of all           are skipped in its sampler
-``StreamOrder``       ``DataLoader`` of an ``IterableDataset``     batches                  are loaded, unless it skips
-====================  ===========================================  =======================  ==========================
+All draws depend on the run's seed, the epoch, and the seed of the loader's generator, if it has one. Besides,
 
-All draws depend on the run's seed and the epoch, and on the following. A generator is that of the loader, whose seed
-is used, if it has one; generators are also those of the samplers. Where processes share one order
-(:func:`shares_order`), all of them draw the same.
-
-==================================  =================  =============================  ==================
-order                               order of the data  loading a batch                torch's loader
-==================================  =================  =============================  ==================
-``IndexedOrder``, not shared        generators         generator, rank, place         generator
-``IndexedOrder``, shared            nothing else       generator, rank, place         generator
-``StreamOrder``                     is not drawn here  generator, rank, batch number  generator, rank
-``OpaqueOrder``, ``StatefulOrder``  is not drawn here  rank, batch number             is not used here
-==================================  =================  =============================  ==================
+- the order of a map-style data set depends on the generators of its samplers, and not on the rank where processes share
+  one order (:func:`shares_order`);
+- draws while a batch is loaded depend on the rank and on the place of the batch, or its number in a stream.
 
 Copies of torch's samplers draw from a seeded generator. An unknown sampler may draw from any: it is read at once, with
-the global generators seeded, and digests of its keys show later whether a resumed run has the same order.
+the global generators seeded, and a digest of its keys shows later whether a resumed run has the same order.
 """
 
 from __future__ import annotations
@@ -159,12 +141,12 @@ class IndexedOrder(_CopiedOrder):
 
     Attributes:
         _sampler: The user's own, of indices or of batches of indices.
-        _digests: The keys of the current epoch with their digests, if the type of the sampler is unknown.
+        _drawn: The keys of the current epoch, if the type of the sampler is unknown and they have an end.
         _source: The data set, which seeds the generators for each batch if it draws.
         _loads_here: Whether batches are loaded without torch's loader, as it has no workers, pinned memory or subclass.
     """
 
-    _digests: _WithDigests | None = None
+    _drawn: list[Any] | None = None
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
@@ -196,26 +178,29 @@ class IndexedOrder(_CopiedOrder):
         seeds = [own.initial_seed() for own in _generators_of(self._sampler) if own is not self._given.generator]
         seed = derive_seed(self._order_seed, *seeds) if seeds else self._order_seed
         drawn = _keys_of_epoch(self._sampler, seed, epoch)
+        if not _is_known(self._sampler) and length_of(drawn) is not None:  # it may draw others in a resumed run
+            drawn = self._drawn = list(drawn)
         keys = iter(drawn)
-        if not _is_known(self._sampler):  # it may draw other keys in a resumed run
-            keys = self._digests = _WithDigests(keys, length_of(drawn))
         next(itertools.islice(keys, place, place), None)  # takes those before the place, and none after
         return keys
 
     def end(self, place: int) -> int | None:
         """Return the number of batches; that of an unknown sampler is known when the epoch has begun."""
         del place
-        if self._digests is not None:
-            return self._digests.length
+        if self._drawn is not None:
+            return len(self._drawn)
         return length_of(self._sampler) if _is_known(self._sampler) else None
 
     def rewind(self) -> None:
         """Forget the order of an epoch."""
-        self._digests = None
+        self._drawn = None
 
     def fingerprint(self, place: int) -> str | None:
-        """Return a digest of the epoch's keys if the type of the sampler is unknown."""
-        return None if self._digests is None else self._digests.fingerprint(place)
+        """Return a digest of the epoch's keys before a place if the type of the sampler is unknown."""
+        if not self._drawn or not place:
+            return None
+        before = self._drawn[max(0, place - _COMPARED) : place]  # all of them would take long in each save
+        return hashlib.blake2b(repr(before).encode(), digest_size=8).hexdigest()
 
     def _iterate(self, epoch: int) -> Iterator[Batch]:
         if not self._loads_here:
@@ -319,7 +304,8 @@ class StreamOrder(_CopiedOrder):
 
 # A sampler without a length, or with at least this one, is treated as endless: its order cannot be drawn in advance.
 _ENDLESS = 2**62
-_DIGEST_BYTES = 8  # short, as a digest is computed for each key of an epoch
+_COMPARED = 1000
+"""How many of the last keys before a place show whether a sampler has drawn the same order again."""
 
 
 def _same(batch: Batch) -> Batch:
@@ -378,25 +364,6 @@ def _shared_order_of(sampler: Any, seed: int | None, epoch: int) -> list[Any]:
     drawing.num_replicas, drawing.rank, drawing.drop_last = 1, 0, False
     drawing.num_samples = drawing.total_size = len(sampler.dataset)
     return list(drawing)
-
-
-class _WithDigests(Iterator[Any]):
-    """Yields an iterator's items, and stores a digest of the items up to each; ``length`` is their number if known."""
-
-    def __init__(self, keys: Iterator[Any], length: int | None = None) -> None:
-        self.keys, self.length = keys, length
-        self._digest, self._digests = hashlib.blake2b(digest_size=_DIGEST_BYTES), bytearray()
-
-    def __next__(self) -> Any:
-        key = next(self.keys)
-        self._digest.update(repr(key).encode())
-        self._digests += self._digest.digest()
-        return key
-
-    def fingerprint(self, count: int) -> str | None:
-        """Return the digest of the first items; None if there are fewer."""
-        end = count * _DIGEST_BYTES
-        return bytes(self._digests[end - _DIGEST_BYTES : end]).hex() if 0 < end <= len(self._digests) else None
 
 
 class _Keys:
