@@ -81,7 +81,8 @@ class StatefulOrder(OpaqueOrder):
         loaded, self._loaded = self._loaded, None
         set_epoch(self.loader, epoch)
         if loaded is not None:
-            batches = seeded_batches(lambda: iter(self.loader), self.seed, epoch)
+            # At the end of the data, the first iterator has no batch.
+            batches = itertools.chain(self._iterate(epoch), self._iterate(epoch))
             create_generators(loaded["now"], self._parts, lambda: next(batches, END))
             self._at_start = loaded["at_start"]
             self._set_generators(self._at_start)  # before the state of the loader, which may contain them, too
