@@ -94,6 +94,7 @@ def resume_matrix(session: nox.Session) -> None:
     names += ["tables_example", "fashion_mnist", "few_labels", "language_model"]
     tests = ["tests/laws", *(f"tests/test_{name}.py" for name in names)]
     tests += [f"packages/composer-trainer/tests/distributed/test_{name}.py" for name in ("torchrun", "hosts")]
+    tests += ["packages/composer-trainer/tests/trainer/resume/test_contract.py"]
     session.run(*PYTEST, *tests, *session.posargs, env=env)
 
 
@@ -111,8 +112,8 @@ def trackers(session: nox.Session, product: str) -> None:
     """Test the loggers for Aim, SwanLab and Trackio, whose dependencies differ from those in constraints.txt."""
     needed = project("trainer")["project"]["optional-dependencies"][product]
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *needed, pins=only_torch(session))
-    tests = [f"loggers/test_{product}_logger.py", "trainer/test_reuse.py"]
-    session.run(*PYTEST, *(f"packages/composer-trainer/tests/{test}" for test in tests), *session.posargs, env=TEST_ENV)
+    test = f"packages/composer-trainer/tests/loggers/test_{product}_logger.py"
+    session.run(*PYTEST, test, *session.posargs, env=TEST_ENV)
 
 
 @nox.session(python=PYTHONS[0])
