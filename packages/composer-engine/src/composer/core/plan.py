@@ -213,7 +213,6 @@ class Plan:
         left_out: The algorithms that passes removed from events.
         warnings: The warnings of the passes, and those about algorithms that run nowhere.
         acted: What each algorithm did since the training began, by name: a number, and its unit.
-        batch: A description of the first batch, with the keys of its samples and targets, if there was one.
         verbose: Whether the table and the SVG show the events of callbacks and loggers; else only their names.
 
     Example:
@@ -226,7 +225,6 @@ class Plan:
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
     acted: Mapping[str, tuple[int, str]] = attrs.field(factory=dict, kw_only=True)
-    batch: str = ""
     verbose: bool = False
 
     def shown_at(self, event: Event) -> list[Entry]:
@@ -254,8 +252,7 @@ class Plan:
         """Return the plan as plain data.
 
         Returns:
-            A dictionary with the keys ``algorithms``, ``events``, ``left_out``, ``warnings`` and, if known, ``acted``
-            and ``batch``.
+            A dictionary with the keys ``algorithms``, ``events``, ``left_out``, ``warnings`` and, if known, ``acted``.
         """
         return {
             "algorithms": [attrs.asdict(one) for one in self.algorithms],
@@ -263,7 +260,6 @@ class Plan:
             "left_out": [{"name": one.name, "event": one.event.value, "by": one.by} for one in self.left_out],
             "warnings": list(self.warnings),
             **({"acted": {name: list(acts) for name, acts in self.acted.items()}} if self.acted else {}),
-            **({"batch": self.batch} if self.batch else {}),
         }
 
     def to_json(self) -> str:
@@ -282,7 +278,7 @@ class Plan:
 
 
 def _text_lines(plan: Plan) -> Iterator[str]:
-    """Yield the lines of a plan: algorithms, calls of each event, rules of the order, the first batch, warnings."""
+    """Yield the lines of a plan: algorithms, calls of each event, rules of the order, warnings."""
     if not plan.entries and not plan.algorithms:
         yield "Nothing runs at any event: there are no algorithms, callbacks or loggers that do anything."
         return
@@ -305,8 +301,6 @@ def _text_lines(plan: Plan) -> Iterator[str]:
     if plan.acted:
         acts = ", ".join(f"{name} {count} {unit}" for name, (count, unit) in plan.acted.items())
         yield from ("", *_wrap(f"Acted in this training: {acts}.", _COLUMNS))
-    if plan.batch:
-        yield from ("", *_wrap(plan.batch, _COLUMNS))
     for warning in plan.warnings:
         yield from ("", *_wrap(f"WARNING: {warning}", _COLUMNS, subsequent_indent="  "))
 

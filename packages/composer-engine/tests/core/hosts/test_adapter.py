@@ -264,32 +264,6 @@ class TestClock:
         assert logged == [({"seen": 1.0}, 1), ({"seen": 1.0}, 2)]
 
 
-class TestExplain:
-    """The plan describes the first batch."""
-
-    @pytest.mark.parametrize(
-        ("batch", "description"),
-        [
-            (
-                {"pixel_values": torch.zeros(2, 3), "labels": torch.zeros(2)},
-                "Its samples (input_key=0) are 'pixel_values', its targets (target_key=1) 'labels'.",
-            ),
-            ({"a": torch.zeros(2)}, "Its samples (input_key=0) are not found, its targets (target_key=1) not found."),
-            ((torch.zeros(2, 3), torch.zeros(2)), "The first batch was (float32[2, 3], float32[2])."),
-        ],
-    )
-    def test_keys_of_the_first_batch(self, batch, description):
-        """It has the names that algorithms use for samples and targets of a dictionary; nothing before a batch."""
-        adapter = Adapter(served_fields("Host"), make_net(), EMA())
-        assert adapter.explain().batch == ""
-        adapter.begin_fit(max_duration="1ba")
-        adapter.begin_batch(batch)
-        plan = adapter.explain()
-        assert plan.batch.endswith(description)
-        assert plan.to_dict()["batch"] == plan.batch
-        assert " ".join(str(plan).split()).endswith(plan.batch)
-
-
 class TestServedFields:
     """A host that does not serve all fields rejects algorithms at construction."""
 

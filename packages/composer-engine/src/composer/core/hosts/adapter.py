@@ -8,11 +8,10 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
 from torch import nn
 
-from composer.core.data.batches import count_samples, count_tokens, describe_batch, usual_key
+from composer.core.data.batches import count_samples, count_tokens, describe_batch
 from composer.core.data.packing import check_packed_model, has_packed_rows
 from composer.core.declarations import FIELDS, ServedFields
 from composer.core.engine import Engine
@@ -196,7 +195,6 @@ class Adapter:
         self.world_size = world_size
         self.is_prepared, self._frozen_norms = False, set[nn.Module]()
         self.serves = serves
-        self._described_batch = ""
         self._checks_packing = False
         self._loss: Any = None
         self._warned = False
@@ -327,8 +325,6 @@ class Adapter:
         Args:
             batch: A batch, on the device of the model.
         """
-        if not self._described_batch:
-            self._described_batch = _describe_keys(batch)
         # As the trainer counts: samples as they are read, tokens as algorithms leave them.
         self._samples += self._count_samples(batch)
         self._batch = self._step.begin_batch(batch)
@@ -464,12 +460,10 @@ class Adapter:
     def explain(self, *, verbose: bool = False) -> Plan:
         """Return the plan: what runs at which event, in which order and why. Print it for a table.
 
-        After the first batch it has the keys of samples and targets.
-
         Args:
             verbose: Whether the table shows the events of callbacks and loggers, too; else one line names them.
         """
-        return attrs.evolve(self.engine.explain(verbose=verbose), batch=self._described_batch)
+        return self.engine.explain(verbose=verbose)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the algorithms and the clock, as plain data and tensors, for the host's checkpoint.
@@ -487,12 +481,3 @@ class Adapter:
         report = self.state.load_state_dict(state_dict, self.engine.logger)
         self._begin_step()
         return report
-
-
-def _describe_keys(batch: Batch) -> str:
-    """Describe a batch, and the items that algorithms without keys of their own use as samples and targets."""
-    text = f"The first batch was {describe_batch(batch)}."
-    if not isinstance(batch, Mapping):
-        return text
-    samples, targets = (repr(key) if (key := usual_key(batch, place)) in batch else "not found" for place in (0, 1))
-    return f"{text} Its samples (input_key=0) are {samples}, its targets (target_key=1) {targets}."
