@@ -138,7 +138,7 @@ def measure_layout(tensors: int = 10_000, processes: int = 64) -> dict[str, floa
     layout, _ = plan_files(described)
     saved = time.process_time() - began
     blocks = "0123456789abcdef" * 2 * (tensors * rows * columns * 4 // BLOCK_BYTES)
-    content = Layout(dict.fromkeys(layout.files, TensorFile(1000, blocks)), layout.tensors).to_bytes()
+    content = layout.to_bytes(dict.fromkeys(layout.files, TensorFile(1000, blocks)))
     began = time.process_time()
     read = Layout.from_bytes(content, "layout.json")
     for one in read.tensors["model.safetensors"].values():

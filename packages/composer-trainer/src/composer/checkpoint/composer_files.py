@@ -214,6 +214,8 @@ class ComposerFile:
         clock = self.timestamp() or Timestamp()
         done = clock.counts.batch_in_epoch
         loader = dictionary(self.state.get("dataset_state")).get("train")
+        if loader is not None:  # as the order of a loader that saves itself has it
+            loader = {"state": loader, "left": False, "at_start": {}, "now": {}}
         place = SavedPlace(clock.counts.epoch, done, loader=loader, as_sampler=True)
         each = {"data": attrs.asdict(place), "loggers": {}, "metrics": {}, "objects": attrs.asdict(SavedObjects())}
         return {

@@ -244,14 +244,14 @@ def read_into(source: RawIOBase, path: object, position: int, memory: memoryview
         memory = memory[count:]
 
 
-def write_json(data: Any, *, sort: bool = True) -> bytes:
-    r"""Return data as JSON; if sorted, equal data gives equal bytes.
+def write_json(data: Any) -> bytes:
+    r"""Return data as JSON that is easy to read; equal data gives equal bytes.
 
     Example:
         >>> write_json({"b": 1, "a": [0.5, None]})
         b'{\n "a": [\n  0.5,\n  null\n ],\n "b": 1\n}\n'
     """
-    return (json.dumps(data, sort_keys=sort, indent=1, allow_nan=False) + "\n").encode()
+    return (json.dumps(data, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_json(content: bytes, path: object) -> dict[str, Any]:

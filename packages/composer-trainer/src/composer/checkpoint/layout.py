@@ -16,6 +16,7 @@ import math
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import attrs
@@ -46,7 +47,7 @@ _SHARDING = "DCP_SHARDING_INFO"
 """The key of a file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets of cells."""
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)  # for cached_property
 class Layout:
     """The content of :data:`~composer.checkpoint.folder.LAYOUT`.
 
@@ -67,11 +68,15 @@ class Layout:
                 if max(layout.files, default=0) >= len(self.files):
                     raise ValueError(f"{name[:80]!r} is in a file that does not exist")
 
-    def to_bytes(self) -> bytes:
-        """Return the file's content: JSON without spaces, as there may be millions of numbers."""
-        return json.dumps(
-            {"files": self.files, "tensors": self.tensors}, separators=(",", ":"), default=_fields
-        ).encode()
+    @cached_property
+    def _tensors_json(self) -> str:
+        """The tensors as JSON without spaces, as there may be millions of numbers; the same in each save of a plan."""
+        return json.dumps(self.tensors, separators=(",", ":"), default=_fields)
+
+    def to_bytes(self, files: Mapping[str, TensorFile]) -> bytes:
+        """Return the file's content, with what the written files have."""
+        written = {name: files[name] for name in self.files}
+        return f'{{"files":{json.dumps(written, default=_fields)},"tensors":{self._tensors_json}}}'.encode()
 
     @classmethod
     def from_bytes(cls, content: bytes, path: object) -> Layout:
@@ -422,6 +427,7 @@ def pack_files(
     copy: bool,
     memory: KeptMemory | None = None,
     metadata: Mapping[str, Mapping[str, str]] | None = None,
+    headers: dict[str, bytes] | None = None,
 ) -> dict[str, list[memoryview]]:
     """Return the contents of the files that this process writes: the header, and the bytes of each tensor.
 
@@ -434,26 +440,29 @@ def pack_files(
         writes: The names of the tensors in each file, as :func:`plan_files` returns them for this rank.
         copy: Whether the tensors may change before the contents are written.
         memory: The copies of an earlier save that has been written, to be used again; those of this one replace them.
-        metadata: More metadata of files, by name.
+        metadata: The metadata of files that are in no layout, by name.
+        headers: The headers of the files of the plan, which are added by the first save with it.
 
     Raises:
         NotSerializableError: A name or a tensor cannot be written.
     """
-    memory = {} if memory is None else memory
+    memory, headers = {} if memory is None else memory, {} if headers is None else headers
     kept: KeptMemory = {}
     packed, devices = {}, set()
     for file, names in writes.items():
-        kind, offsets = kind_of(file), {}
+        kind = kind_of(file)
         for name in names:
             tensor = tensors[kind][name]
             local = tensor.to_local() if is_dtensor(tensor) else tensor
             kept[file, name] = _on_cpu(name, local, memory.get((file, name)), copy=copy)
             devices.add(local.device)
-            _, region = described[kind][name]
-            offsets[name] = {"saved_offsets": [*region.offset]}
         copies = {name: kept[file, name] for name in names}
-        more = (metadata or {}).get(file, {_SHARDING: json.dumps(offsets)})
-        packed[file] = [memoryview(_header(copies, more)), *map(bytes_of, copies.values())]
+        if metadata and file in metadata:
+            header = _header(copies, metadata[file])
+        elif not (header := headers.get(file, b"")):
+            offsets = {name: {"saved_offsets": [*described[kind][name][1].offset]} for name in names}
+            header = headers[file] = _header(copies, {_SHARDING: json.dumps(offsets)})
+        packed[file] = [memoryview(header), *map(bytes_of, copies.values())]
     for device in devices:
         if device.type == "cuda":
             # With CUDA, a copy to pinned memory may be incomplete when it returns: the host may read it only when the

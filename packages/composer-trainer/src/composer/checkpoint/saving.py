@@ -39,7 +39,6 @@ from composer.checkpoint.folder import (
     dictionary,
     process_file,
     split_path,
-    write_json,
 )
 from composer.checkpoint.layout import (
     Described,
@@ -215,7 +214,15 @@ def take_snapshot(
         contents: dict[str, list[memoryview]] | Exception
         try:
             # Evaluation weights are in the model only within the block, and are copied in any case.
-            contents = pack_files(tensors, described, writes, copy=copy or may_differ, memory=memory, metadata=metadata)
+            contents = pack_files(
+                tensors,
+                described,
+                writes,
+                copy=copy or may_differ,
+                memory=memory,
+                metadata=metadata,
+                headers=writers.headers,
+            )
         except Exception as error:
             if writers.is_alone:
                 raise
@@ -411,7 +418,8 @@ class _JointSave:
             raise contents
         files = {file: Content(pieces) for file, pieces in contents.items()}
         if self.snapshot.writers.rank == 0:
-            data = write_json(self.snapshot.data, sort=False)
+            # Without spaces, which json adds in Python code that takes longer than all else for thousands of tensors.
+            data = json.dumps(self.snapshot.data, separators=(",", ":"), allow_nan=False).encode()
             if len(data) > MAX_STATE_BYTES:
                 reason = f"its {STATE} would have {len(data)} bytes, and none of more than {MAX_STATE_BYTES} is read. "
                 raise CheckpointSaveError(
@@ -428,8 +436,7 @@ class _JointSave:
     def _commit(self, draft: str, written: Sequence[Message]) -> Manifest:
         """Write the layout, and the manifest, which completes the checkpoint."""
         tensors = {file: one for message in written for file, one in message.tensors.items()}
-        layout = attrs.evolve(self.snapshot.layout, files={file: tensors[file] for file in self.snapshot.layout.files})
-        content = Content([memoryview(layout.to_bytes())])
+        content = Content([memoryview(self.snapshot.layout.to_bytes(tensors))])
         self.folder.put(self.name, draft, LAYOUT, content)
         files = {file: record for message in written for file, record in message.files.items()}
         manifest = attrs.evolve(self.snapshot.manifest, files=files | {LAYOUT: content.record})
@@ -497,6 +504,7 @@ class Writers:
 
     Attributes:
         saves: The number of saves so far.
+        headers: The headers of this process's files in the plan.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -505,6 +513,7 @@ class Writers:
         self.rank = 0 if self._messages is None else self._messages.rank
         self.world_size = 1 if self._messages is None else self._messages.world_size
         self.saves = 0
+        self.headers: dict[str, bytes] = {}
         self._described: Described | None = None
         self._planned: tuple[Layout, Writes] = (Layout({}, {}), {})
 
@@ -518,6 +527,7 @@ class Writers:
         has_changed = described != self._described
         if any_rank(has_changed) if are_shards else has_changed:
             layout, writes = plan_files(all_gather_object(described) if are_shards else [described])
+            self.headers = {}
             self._described, self._planned = described, (layout, writes[self.rank if are_shards else 0])
         return self._planned
 
