@@ -82,8 +82,8 @@ class StatefulOrder(OpaqueOrder):
         set_epoch(self.loader, epoch)
         if loaded is not None:
             # At the end of the data, the first iterator has no batch.
-            batches = itertools.chain(self._iterate(epoch), self._iterate(epoch))
-            create_generators(loaded["now"], self._parts, lambda: next(batches, END))
+            both = itertools.chain(self._iterate(epoch), self._iterate(epoch))
+            create_generators(loaded["now"], self._parts, lambda: next(both, END))
             self._at_start = loaded["at_start"]
             self._set_generators(self._at_start)  # before the state of the loader, which may contain them, too
             self._load_state(loaded["state"])
