@@ -244,6 +244,12 @@ class TestAttach:
 
 
 class TestResume:
+    def test_part_of_the_data_that_is_ignored(self, stopped):
+        """The error states that all of the data has to be ignored."""
+        expected = r"extra: field 'process' is missing\. Ignore 'extra/process' only together with all of 'extra'\."
+        with pytest.raises(CheckpointMismatchError, match=expected):
+            small_run(max_duration="9ba", load_path=stopped, load_ignore_keys="extra/process")
+
     def test_ignored_data(self, stopped):
         """Without the data beside the state, a run continues with the first batch of an epoch."""
         recorder = Seen()

@@ -331,17 +331,12 @@ class ResumeState:
             saved: The data of :meth:`to_data`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
         """
-        required = [field.name for field in attrs.fields(_Saved) if field.default is attrs.NOTHING]
-        if missing := [name for name in required if name not in saved]:
-            parts = [path for path in ignored if path.startswith("extra/")]
-            reason = (
-                f"ignore {parts[0]!r} only together with all of 'extra'" if parts else "it is not what a Trainer saves"
-            )
-            return [f"extra: {', '.join(missing)} missing; {reason}. load_ignore_keys='extra' loads all else."]
         try:
             record = _read(saved)
         except ValueError as error:
-            return [str(error)]
+            parts = [path for path in ignored if path.startswith("extra/")]
+            reason = f" Ignore {parts[0]!r} only together with all of 'extra'." if parts else ""
+            return [f"{error}{reason} load_ignore_keys='extra' loads all else."]
         if record.world_size % record.tensor_parallel:
             return [f"extra.tensor_parallel must divide world_size={record.world_size}, got {record.tensor_parallel}."]
         problems = self._check_process(record, is_continued="timestamp" not in ignored)
