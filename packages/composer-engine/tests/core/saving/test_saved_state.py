@@ -343,7 +343,7 @@ class TestErrors:
             (["max_duration"], {"$time": "-3ep"}, "max_duration: max_duration must be a length of time"),
             (["max_duration"], "soon", "max_duration: must be"),
             (["timestamp", "batch"], "removed", "missing: ['batch']"),
-            (["timestamp", "batch"], 1.5, "batch of a saved Timestamp must be a whole number, got 1.5."),
+            (["timestamp", "batch"], 1.5, "a whole number of batches, got 1.5."),
             (["algorithms"], {}, "algorithms: must be list[composer.core.saving.saved_state.AlgorithmRecord], got {}."),
             (
                 ["algorithms", 0],
