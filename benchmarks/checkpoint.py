@@ -26,6 +26,9 @@ Loading, into memory that the file does not back:
     ours             manifest, XXH3 of all files, everything compared with the run, then into model and optimizer
     ours, resumed    the same, into an optimizer that has not made a step
 
+``--weights 4002`` saves a model of so many small weights with the state of Adam instead: torch.save with fsync and a
+checkpoint in turns, in one process; the table has the median of the ratios of neighbours. The limit is 1.5.
+
 Standing still: how long training waits until a save in the background has copied the tensors, compared with a plain
 copy of the same tensors.
 """
@@ -64,6 +67,9 @@ def main() -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="composer-bench-", dir=arguments.folder))
     try:
+        if arguments.weights:
+            save_many(arguments, folder)
+            return
         times = rounds(arguments, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -78,6 +84,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="how often each variant runs (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=4, help="how often a process does its work (default: 4)")
+    parser.add_argument("--weights", type=int, help="save so many small weights instead of ResNet-50")
     parser.add_argument("--sync", action="store_true", help="wait for the disk in every way of saving")
     parser.add_argument("--folder", type=Path, help="where the files are written (default: the system's)")
     parser.add_argument("--json", type=Path, help="where to write the figures")
@@ -97,6 +104,27 @@ def rounds(arguments: argparse.Namespace, folder: Path) -> dict[str, dict[str, l
                     times["again"].setdefault(variant, []).append(min(measured[1:]))
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
     return times
+
+
+def save_many(arguments: argparse.Namespace, folder: Path) -> None:
+    """Print how long a save of many small weights takes, compared with torch.save and fsync in turns."""
+    import torch
+
+    torch.set_num_threads(1)
+    blocks = [torch.nn.Linear(4, 4) for _ in range(arguments.weights // 2)]
+    state, arguments.sync = make_state(torch.nn.Sequential(*blocks)), True
+    remove, reference = saving("torch.save", state, folder, arguments)
+    ways, pairs = (reference, saving("ours", state, folder, arguments)[1]), []
+    for _ in range(2 + 5 * arguments.rounds):
+        pair = []
+        for way in ways:
+            remove()
+            began = time.perf_counter()
+            way()
+            pair.append(time.perf_counter() - began)
+        pairs.append(pair)
+    first, second = zip(*pairs[2:], strict=True)  # after two to warm up
+    report("save", {"torch.save": [*first], "ours": [*second]})
 
 
 def run_in_subprocess(group: str, variant: str, folder: Path, arguments: argparse.Namespace) -> list[float]:
