@@ -22,6 +22,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint import CheckpointMismatchError, save_checkpoint
 from composer.core import Callback
+from composer.core.saving.codec import plain
 from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger
 from composer.trainer.evaluation.metrics import load_metrics, save_metrics
 from fixtures import make_classifier, small_run
@@ -150,7 +151,7 @@ class TestCheck:
     def test_invalid_state_raises(self, tmp_path, part, value):
         """An invalid state raises with its name before anything is loaded."""
         trainer = small_run(max_duration="1ep")
-        extra = {**trainer._resume_state.to_data(), part: value}
+        extra = {**plain(trainer._resume_state.to_data()), part: value}
         path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
 
         with pytest.raises(CheckpointMismatchError, match=rf"extra(\.|: ){part}"):
@@ -204,7 +205,7 @@ class TestCheck:
             for _ in range(2)
         )
         trainer = small_run(run_name="a", train_metrics=MulticlassAccuracy(3), loggers=first, max_duration="1ep")
-        extra = trainer._resume_state.to_data()
+        extra = plain(trainer._resume_state.to_data())
         *outer, last = path.split(".")
         place = extra["process"]
         for key in outer:
@@ -465,7 +466,7 @@ def make_run(data):
 
 def test_generators_are_saved_by_name():
     """Those of components and of the data, without that of the sampler, which is replayed with the data."""
-    saved = make_run(Noisy())._resume_state.to_data()["process"]
+    saved = plain(make_run(Noisy())._resume_state.to_data())["process"]
 
     assert {*saved["objects"]["generators"]} == {
         "callbacks.WithGenerator.generator",
@@ -479,7 +480,7 @@ def test_generators_are_restored():
     """A run continues with the draws that come after the save."""
     data, other = Noisy(), Noisy()
     data.generator.random()
-    saved = make_run(data)._resume_state.to_data()
+    saved = plain(make_run(data)._resume_state.to_data())
     saved["own"] = saved["process"]  # as in a checkpoint of as many processes
     expected = data.generator.random()
 

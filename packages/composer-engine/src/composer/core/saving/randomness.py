@@ -148,18 +148,22 @@ def load_rng_state(states: dict[str, Any], device: torch.device) -> None:
             set_generator_state(generator, states[name])
 
 
-def is_generator(value: Any) -> bool:
-    """Return whether a value is a generator of torch, Python or NumPy with a state, other than the global ones.
+def generators_among(values: dict[Any, Any]) -> dict[Any, Any]:
+    """Return which values are generators of torch, Python or NumPy with a state, other than the global ones.
 
     Example:
-        >>> is_generator(random.Random(3)), is_generator(random.SystemRandom()), is_generator(random)
-        (True, False, False)
+        >>> [*generators_among({"own": random.Random(3), "system": random.SystemRandom(), "module": random})]
+        ['own']
     """
     numpy: Any = sys.modules.get("numpy")  # without an import of NumPy there is no generator of its
     kinds = (torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
-    if not isinstance(value, kinds) or isinstance(value, random.SystemRandom):
-        return False
-    return all(value is not generator for generator in global_generators(torch.device("cpu")).values())
+    found = {name: value for name, value in values.items() if isinstance(value, kinds)}
+    shared = {id(generator) for generator in global_generators(torch.device("cpu")).values()} if found else ()
+    return {
+        name: value
+        for name, value in found.items()
+        if id(value) not in shared and not isinstance(value, random.SystemRandom)
+    }
 
 
 def seed_generator(generator: Any, seed: int) -> None:

@@ -33,7 +33,7 @@ from composer.checkpoint.contents import SavedObjects
 from composer.core import Serializable
 from composer.core.saving.codec import at, is_number, plain
 from composer.core.saving.components import saved_fields
-from composer.core.saving.randomness import generator_state, is_generator, set_generator_state
+from composer.core.saving.randomness import generator_state, generators_among, set_generator_state
 
 if TYPE_CHECKING:
     from composer.core import DataSpec
@@ -253,8 +253,7 @@ def generators_of(objects: Mapping[str, Any], components: Mapping[str, Any] | No
     return {
         at(path, name): value
         for path, holder in _holders({**_parts(objects), **(components or {})})
-        for name, value in _inner(holder).items()
-        if is_generator(value)
+        for name, value in generators_among(_inner(holder)).items()
     }
 
 

@@ -33,7 +33,7 @@ from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
 from composer.core.checks import bulleted, caller_level
 from composer.core.optimizers import unwrapped
-from composer.core.saving.codec import Record, plain, read
+from composer.core.saving.codec import Record, read
 from composer.core.saving.components import by_key
 from composer.core.saving.model_state import bare_model, bare_name
 from composer.core.saving.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
@@ -271,10 +271,10 @@ class ResumeState:
         return self.to_data()
 
     def to_data(self) -> dict[str, Any]:
-        """Return all that is saved, as plain data and tensors."""
+        """Return all that is saved, by name."""
         if self._loaded is not None:
             loaded = self._loaded.saved
-            return plain(attrs.evolve(loaded, process=loaded.own or loaded.process, own=None), "extra")  # type: ignore[no-any-return]
+            return _fields(attrs.evolve(loaded, process=loaded.own or loaded.process, own=None))
         state, batches = self._state, self._data.batches
         this_process = _OfProcess(
             data=None if batches is None else batches.save(),
@@ -297,7 +297,7 @@ class ResumeState:
             training=self._modes(),
             settings=self._settings(state.rank_zero_seed),
         )
-        return plain(saved, "extra")  # type: ignore[no-any-return]
+        return _fields(saved)
 
     def _settings(self, seed: int) -> dict[str, Any]:
         return settings_of(self._state, self._data, seed=seed, frozen=self._num_frozen)
@@ -514,6 +514,10 @@ def _is_ignored(path: str, ignored: Collection[str]) -> bool:
     part, _, rest = path.partition(".")
     key = re.match(r"[^.]*(\.\d+)?", rest)
     return key is not None and not {part, f"{part}/{key[0]}"}.isdisjoint(ignored)
+
+
+def _fields(saved: _Saved) -> dict[str, Any]:
+    return {field.name: getattr(saved, field.name) for field in attrs.fields(_Saved)}
 
 
 def _read(saved: Mapping[str, Any]) -> _Saved:
