@@ -189,7 +189,7 @@ class TestOrder:
 
     def test_changing_stage(self):
         """A stage that differs between two calls causes a wrong order."""
-        stages = iter([Stage.MIX, *[Stage.LOSS, Stage.AUGMENT] * 200])
+        stages = iter([Stage.MIX, *[Stage.LOSS, Stage.AUGMENT, Stage.AUGMENT] * 200])
         case = changed(
             runs_at={Event.BATCH_END: Stage.MIX}, runs_at_events=lambda self: {Event.BATCH_END: next(stages)}
         )
