@@ -321,6 +321,20 @@ class TestLengthIsAHint:
             assert torch.equal(weights(whole), weights(resumed))
 
 
+@pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
+def test_an_epoch_ends_where_its_loader_ends(tmp_path):
+    """A training that ends with the last batch of a loader leaves the end of its epoch to the run that asks for it."""
+    ends = record("epoch_end", lambda state: int(state.timestamp.batch))
+    first = small_run(train_dataloader=Announcing(3), max_duration="2ep")
+    first.fit(duration="3ba")
+    path = first.save_checkpoint(str(tmp_path / "one"))
+
+    small_run(train_dataloader=Announcing(3), max_duration="2ep", load_path=path, callbacks=ends).fit()
+
+    assert int(first.state.timestamp.epoch) == 0
+    assert ends.values == [3, 6]
+
+
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_end_with_the_trainer(persistent):
     """The trainer stops the workers of its loader when it is closed within an epoch."""
@@ -390,8 +404,6 @@ class TestStatefulDataLoader:
     @pytest.mark.parametrize(
         ("options", "subset"),
         [
-            ({"dataset": vectors(20), "shuffle": True}, -1),
-            ({"dataset": vectors(20), "shuffle": True}, 3),
             ({"dataset": vectors(20), "shuffle": True, "num_workers": 2, "persistent_workers": True}, 3),
             ({"dataset": vectors(20), "shuffle": True, "generator": 5}, -1),
             ({"dataset": vectors(20), "shuffle": True, "generator": 5}, 3),
@@ -410,14 +422,6 @@ class TestStatefulDataLoader:
         for place, epoch in ((1, 0), (length, 0), (length + 1, 1)):
             assert self.fit(options, load_path=str(tmp_path / f"{place}-{epoch}"), **subset) == batches[place:]
         assert batches[:length] != batches[length:]
-
-    @pytest.mark.parametrize("subset", [-1, 3, 1])
-    def test_resumes_between_epochs(self, subset, tmp_path):
-        """A checkpoint of the end of an epoch continues with the next one, also if an epoch has a part of the data."""
-        options, subset = {"dataset": vectors(20), "shuffle": True}, {"train_subset_num_batches": subset}
-        batches = self.fit(options, save_folder=tmp_path, save_interval="1ep", save_filename="{epoch}", **subset)
-
-        assert self.fit(options, load_path=str(tmp_path / "1"), **subset) == batches[len(batches) // 2 :]
 
 
 class TestEpochInWorkers:

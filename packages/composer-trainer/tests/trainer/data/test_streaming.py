@@ -90,7 +90,7 @@ def streaming_in_other_loader(folder):
 @pytest.mark.parametrize(
     ("make", "stop"),
     [
-        *itertools.product([in_other_loader, streaming, streaming_in_other_loader], ["3ba", "10ba", "13ba"]),
+        *itertools.product([in_other_loader, streaming_in_other_loader], ["3ba", "10ba", "13ba"]),
         (in_workers, "3ba"),
         (in_workers, "13ba"),
         (streaming_in_workers, "23ba"),
