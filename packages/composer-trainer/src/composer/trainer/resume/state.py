@@ -521,7 +521,10 @@ def _fields(saved: _Saved) -> dict[str, Any]:
 
 
 def _read(saved: Mapping[str, Any]) -> _Saved:
-    return read(dict(saved), _Saved, "extra")  # type: ignore[no-any-return]
+    """Return loaded data as a record; in the first process, what belongs to it is read once."""
+    is_first = saved.get("own") is saved.get("process")
+    record: _Saved = read({name: one for name, one in saved.items() if not is_first or name != "own"}, _Saved, "extra")
+    return attrs.evolve(record, own=record.process) if is_first else record
 
 
 def _named(path: str, objects: Mapping[str, Any]) -> dict[str, Any]:
