@@ -1,22 +1,12 @@
-"""Metrics with their own counters compute over two processes what one process computes for all data."""
+"""Metrics compute over two processes with unequal parts of the data what one process computes for all of it."""
 
 import json
 import subprocess
 import sys
 
 import pytest
-from torch.nn import functional as F
 
-from composer.metrics import (
-    BinaryF1Score,
-    CrossEntropy,
-    LanguageCrossEntropy,
-    LanguagePerplexity,
-    LossMetric,
-    MaskedAccuracy,
-)
-
-# Two processes with unequal shares, the last batch of one padded with samples that do not count.
+# Rows 0 to 4, and 5 and 6 with a row that does not count.
 DATA = """
 import torch
 from torch.nn import functional as F
@@ -26,14 +16,35 @@ generator = torch.Generator().manual_seed(3)
 logits, tokens = torch.randn(7, 5, 9, generator=generator), torch.randint(9, (7, 5), generator=generator)
 tokens[2, 3:] = tokens[6, 1:] = -100
 classes = torch.tensor([0, 1, 1, 0, 1, 1, 0])
-metrics = {
-    "LanguageCrossEntropy": (LanguageCrossEntropy(), logits, tokens),
-    "LanguagePerplexity": (LanguagePerplexity(), logits, tokens),
-    "MaskedAccuracy": (MaskedAccuracy(), logits, tokens),
-    "CrossEntropy": (CrossEntropy(), logits[:, 0], tokens[:, 0]),
-    "BinaryF1Score": (BinaryF1Score(), logits[:, 0, :2], classes),
-    "LossMetric": (LossMetric(F.cross_entropy), logits[:, 0], tokens[:, 0]),
+images, masks = torch.randn(7, 3, 5, 5, generator=generator), torch.randint(3, (7, 5, 5), generator=generator)
+ignoring = masks.clone()
+ignoring[0, :2] = ignoring[6] = -1
+targets = [{"boxes": torch.tensor([[0.0, 0, 10, 10 + n]]), "labels": torch.tensor([n % 2])} for n in range(7)]
+boxes = [one | {"boxes": one["boxes"] + n, "scores": torch.tensor([0.9 - n / 10])} for n, one in enumerate(targets)]
+DATA = {
+    "LanguageCrossEntropy": (LanguageCrossEntropy, logits, tokens),
+    "LanguagePerplexity": (LanguagePerplexity, logits, tokens),
+    "MaskedAccuracy": (MaskedAccuracy, logits, tokens),
+    "CrossEntropy": (CrossEntropy, logits[:, 0], tokens[:, 0]),
+    "BinaryF1Score": (BinaryF1Score, logits[:, 0, :2], classes),
+    "LossMetric": (lambda: LossMetric(F.cross_entropy), logits[:, 0], tokens[:, 0]),
+    "MIoU": (lambda: MIoU(3), images, ignoring),
+    "Dice": (lambda: Dice(3), images, masks),
+    "MAP": (MAP, boxes, targets),
 }
+
+
+def compute(batches, padded):
+    values = {}
+    for name, (make, scores, targets) in DATA.items():
+        metric = make()
+        for first, end in batches:
+            metric.update(scores[first:end], targets[first:end])
+        if padded and name.startswith(("L", "Masked", "Cross")):
+            metric.update(scores[:1], torch.full_like(targets[:1], -100))
+        value = metric.compute()
+        values[name] = float(value["map"] if isinstance(value, dict) else value)
+    return values
 """
 PROGRAM = (
     DATA
@@ -44,14 +55,7 @@ import torch.distributed as dist
 
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-values = {}
-for name, (metric, scores, targets) in metrics.items():
-    for rows in ([0, 1], [2, 3], [4]) if rank == 0 else ([5, 6],):
-        metric.update(scores[rows], targets[rows])
-    if rank == 1:
-        metric.update(scores[:1], torch.full_like(targets[:1], -100))
-    values[name] = metric.compute().item()
-print(json.dumps(values), flush=True)
+print(json.dumps(compute([(0, 2), (2, 4), (4, 5)] if rank == 0 else [(5, 7)], padded=rank == 1)), flush=True)
 # With torch 2.7 destroy_process_group() now and then waits for ever for a process that is gone already.
 Path(sys.argv[2] + str(rank)).touch()
 while not Path(sys.argv[2] + str(1 - rank)).exists():
@@ -61,63 +65,21 @@ os._exit(0)
 )
 
 
-@pytest.fixture(scope="module")
-def values(tmp_path_factory):
-    """Return the values of two processes that count rows 0 to 4, and 5, 6 and a padded row."""
-    rendezvous = tmp_path_factory.mktemp("gloo") / "rendezvous"
+def test_unequal_parts(tmp_path):
+    """Both processes have the value over all data."""
+    pytest.importorskip("pycocotools", reason="MAP is computed by pycocotools")
+    namespace = {}
+    exec(DATA, namespace)
+    expected = namespace["compute"]([(0, 7)], padded=False)
+
     command = [sys.executable, "-c", PROGRAM]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(rendezvous)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)
-    ]
+    places = [(str(rank), str(tmp_path / "rendezvous")) for rank in (0, 1)]
+    processes = [subprocess.Popen([*command, *place], stdout=subprocess.PIPE, text=True) for place in places]
     try:
-        said = [process.communicate(timeout=300)[0] for process in processes]
+        values = [json.loads(process.communicate(timeout=300)[0]) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0, 0]
-    return [json.loads(text) for text in said]
 
-
-@pytest.fixture(scope="module")
-def data():
-    """Return each metric's scores and targets by its name."""
-    namespace = {}
-    exec(DATA, namespace)
-    return {name: (scores, targets) for name, (_, scores, targets) in namespace["metrics"].items()}
-
-
-def test_processes_have_equal_values(values):
-    """Both processes have the value over all data."""
-    assert values[0] == values[1]
-
-
-@pytest.mark.parametrize("kind", [LanguageCrossEntropy, LanguagePerplexity, CrossEntropy, LossMetric])
-def test_losses(kind, values, data):
-    """The mean is over the tokens of both processes; padding is ignored."""
-    scores, targets = data[kind.__name__]
-
-    expected = F.cross_entropy(scores.flatten(0, -2).double(), targets.flatten())
-
-    if kind is LanguagePerplexity:
-        expected = expected.exp()
-    assert values[0][kind.__name__] == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_masked_accuracy(values, data):
-    """Correct predictions and targets of both processes are counted."""
-    scores, targets = data[MaskedAccuracy.__name__]
-
-    right = (scores.argmax(-1) == targets).sum().item()
-
-    assert values[0]["MaskedAccuracy"] == pytest.approx(right / (targets != -100).sum().item())
-
-
-def test_binary_f1(values, data):
-    """True and false positives of both processes are summed before the division."""
-    scores, targets = data[BinaryF1Score.__name__]
-
-    guesses = scores.argmax(-1)
-
-    hits, misses = ((guesses == 1) & (targets == 1)).sum(), (guesses != targets).sum()
-    assert values[0]["BinaryF1Score"] == pytest.approx((2 * hits / (2 * hits + misses)).item())
-    assert 0 < values[0]["BinaryF1Score"] < 1
+    assert values == [pytest.approx(expected, rel=1e-5)] * 2
+    assert 0 < expected["MAP"] < 1
