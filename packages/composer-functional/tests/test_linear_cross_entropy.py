@@ -177,3 +177,11 @@ def test_no_tensor_of_all_logits(reduction):
         loss.mean().backward()
 
     assert largest.elements == 16 * 500
+
+
+def test_unknown_class_raises(tensors):
+    """A class id without logits raises an error with the range."""
+    hidden, weight, _ = tensors
+
+    with pytest.raises(ValueError, match=r"targets must hold class ids from 0 to 6, .*got ids from 0 to 7"):
+        cf.linear_cross_entropy(hidden, weight, torch.where(IDS == 6, 7, IDS))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kornia.geometry.boxes import Boxes
 from torch import nn
 from torch.torch_version import TorchVersion
 from torchvision import tv_tensors
@@ -307,6 +308,17 @@ class TestTogether:
         assert moved.dtype is dtype
         assert moved.shape == masks.shape
         assert set(moved.unique().tolist()) <= {*masks.unique().tolist(), 0}
+
+    def test_kornias_boxes(self):
+        """Boxes of kornia are returned as such, in their mode, without those that leave the image."""
+        given = [torch.tensor([[0.0, 0.0, 8.0, 8.0], [14.0, 14.0, 22.0, 22.0], [20.0, 20.0, 30.0, 30.0]])]
+        boxes, labels = Boxes.from_tensor(given, mode="xyxy"), [torch.tensor([1, 2, 3])]
+
+        moved = cf.augment_batch(torch.zeros(1, 3, 32, 32), ka.CenterCrop((16, 16)), boxes=boxes, labels=labels)
+
+        assert isinstance(moved.boxes, Boxes)
+        assert moved.boxes.to_tensor()[0].tolist() == [[6, 6, 14, 14], [12, 12, 16, 16]]
+        assert moved.labels[0].tolist() == [2, 3]
 
 
 @pytest.fixture

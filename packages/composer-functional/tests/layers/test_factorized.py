@@ -128,6 +128,17 @@ class TestFactorizeConv2d:
         least = _least_error(outputs.transpose(0, 1).flatten(1), rank)
         assert (approximate - outputs).norm().item() == pytest.approx(least, abs=1e-8)
 
+    def test_best_prediction_of_targets(self):
+        """With targets and full rank it is least squares over all positions of all images."""
+        weight = torch.randn(4, 3, 2, 2, dtype=torch.float64)
+        images = torch.randn(3, 3, 7, 7, dtype=torch.float64)
+        targets = nn.functional.conv2d(images, torch.randn(4, 3, 2, 2, dtype=torch.float64), padding=1)
+
+        first, second = cf.factorize_conv2d(weight, 4, inputs=images, targets=targets, padding=1)
+
+        approximate = nn.functional.conv2d(nn.functional.conv2d(images, first, padding=1), second)
+        torch.testing.assert_close(approximate, targets)
+
 
 class TestFactorizedLinear:
     def test_is_two_layers(self):

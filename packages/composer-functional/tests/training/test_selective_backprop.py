@@ -7,6 +7,7 @@ import math
 from collections import UserDict
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -244,3 +245,9 @@ class TestTakeSamples:
 
         assert images.tolist() == [1]
         assert names == ["b"]
+
+    def test_arrays(self):
+        """NumPy arrays are selected from."""
+        selected = cf.take_samples({"x": torch.arange(3), "name": np.array(["a", "b", "c"])}, torch.tensor([2, 0]), 3)
+
+        assert selected["name"].tolist() == ["c", "a"]
