@@ -216,3 +216,24 @@ class TestStochasticDepthBlock:
 
         with pytest.raises(TypeError, match=rf"{message}.* pass a ResidualRule"):
             stochastic(torch.randn(5, 6))
+
+    def test_evaluation_by_sample_is_the_plain_block(self):
+        """With "sample", training scales the branch, so that evaluation does not."""
+        plain = Plain().eval()
+        x = torch.randn(5, 6)
+
+        output = _stochastic(plain, 0.5, "sample")(x)
+
+        assert torch.equal(output, plain(x))
+
+    @pytest.mark.parametrize("rate", [0.999999, 1.0])
+    def test_dropped_block_without_residual_raises(self, rate: float):
+        """A block that is not x + f(x) raises the same error if it is dropped."""
+
+        class Never(Pair):
+            """A class of which no block has been dropped before."""
+
+        stochastic = _stochastic(Never(6, 6), rate)
+
+        with pytest.raises(TypeError, match=r"Never must return .*, got tuple.* pass a ResidualRule"):
+            stochastic(torch.randn(5, 6))

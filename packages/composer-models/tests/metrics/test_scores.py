@@ -99,6 +99,16 @@ class TestCrossEntropy:
 
         assert metric.compute().item() == pytest.approx((2.0**24 + 64 * math.log(2)) / 65, rel=1e-7)
 
+    def test_half_precision_logits_are_summed_in_float32(self):
+        """Logits from autocast only have their own rounding errors."""
+        logits, targets = torch.randn(4096, 4).bfloat16(), torch.randint(4, (4096,))
+        metric = CrossEntropy()
+
+        metric.update(logits, targets)
+
+        assert metric.compute().dtype == torch.float32
+        assert metric.compute().item() == pytest.approx(_mean_of_classes(logits.float(), targets), rel=1e-6)
+
 
 OF_LANGUAGE = pytest.mark.parametrize("kind", [LanguageCrossEntropy, LanguagePerplexity])
 
@@ -132,6 +142,16 @@ class TestLanguageCrossEntropy:
 
         losses = _losses_of_tokens(logits, tokens)
         assert metric.compute().item() == pytest.approx(math.fsum(losses) / 11, rel=1e-6)
+
+    def test_half_precision_logits_are_summed_in_float32(self):
+        """Logits from autocast only have their own rounding errors."""
+        logits, tokens = _texts([512] * 4)
+        metric = LanguageCrossEntropy()
+
+        metric.update(logits.bfloat16(), tokens)
+
+        losses = _losses_of_tokens(logits.bfloat16().float(), tokens)
+        assert metric.compute().item() == pytest.approx(math.fsum(losses) / len(losses), rel=1e-6)
 
 
 class TestLanguagePerplexity:
