@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from composer.algorithms import EMA, LabelSmoothing
-from composer.callbacks import CostMonitor, cost_monitor
+from composer.callbacks import CostMonitor
 from composer.core import Algorithm, Callback, Engine, Event, Logger, LoggerDestination, Stage, State
 from composer.loggers import InMemoryLogger
 from fixtures import make_loader, trained, weights
@@ -81,27 +81,6 @@ class TestText:
             "Watch      batch_end      1     500.0   500000.0      25.0",
             "The run took 2.000 s, 25.00 % of it in these calls.",
         ]
-
-
-class TestMemory:
-    def test_allocated_memory(self, clock, monkeypatch):
-        """On a GPU, the mean memory growth over the first calls is reported; later calls are not measured."""
-        allocated = [1000]
-        monkeypatch.setattr(cost_monitor, "_allocated_memory", lambda: lambda: allocated[0])
-        monitor = CostMonitor()
-
-        class Allocating(Callback):
-            def batch_end(self, state, logger):
-                allocated[0] += 2048 if state.timestamp.batch < 5 else 10**9
-                state.timestamp = state.timestamp.to_next_batch()
-
-        engine = make_engine(Allocating(), monitor)
-        for _ in range(8):
-            engine.run_event("batch_end")
-
-        cost = monitor.table()[0]
-        assert (cost.calls, cost.memory) == (8, 2048.0)
-        assert "KiB kept a call" in str(monitor)
 
 
 class TestRealTraining:

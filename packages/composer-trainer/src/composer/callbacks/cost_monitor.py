@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import attrs
-import torch
 
 from composer.core import Callback, Event, Logger, State
 from composer.core.interval import Call
 from composer.core.saving.components import reset_fields, transient
 from composer.loggers.values import aligned
 
-_MEASURED_CALLS = 5
 _COLUMNS = ("component", "event", "calls", "total ms", "µs a call", "% of run")
-_MEMORY_COLUMN = "KiB kept a call"
 _BEFORE_THE_RUN = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
 
 
@@ -30,7 +26,6 @@ class Cost:
         calls: Number of calls.
         seconds: Total time of the calls.
         share: Fraction of the run's time, from 0 to 1; None for calls before the run starts.
-        memory: Bytes on the GPU that a call leaves allocated, the mean of the first five calls; None without a GPU.
 
     Example:
         >>> Cost("EMA", Event.BATCH_END, calls=4, seconds=0.002, share=0.01).seconds_a_call
@@ -42,7 +37,6 @@ class Cost:
     calls: int
     seconds: float
     share: float | None = None
-    memory: float | None = None
 
     @property
     def seconds_a_call(self) -> float:
@@ -54,8 +48,6 @@ class Cost:
 class _Tally:
     calls: int = 0
     seconds: float = 0.0
-    memory_calls: int = 0
-    memory: int = 0
 
 
 @attrs.define(eq=False)
@@ -74,9 +66,6 @@ class CostMonitor(Callback):
     - The cost of changes to the model or the batch appears in the forward and backward pass, not here.
     - The time in which loggers store a value counts for the component that logs it. The rows of loggers contain their
       work at events, such as writing files. Values that the trainer logs are not counted.
-
-    On CUDA it also measures how much memory a call leaves allocated, around the first five calls and without
-    synchronizing.
 
     Example:
         >>> from composer.core import Engine, State
@@ -100,7 +89,7 @@ class CostMonitor(Callback):
         """Measure the time of a call."""
         self._forget_earlier_run()  # also here: the calls of INIT are wrapped before that event runs
         tally = self._tallies.setdefault((key, event), _Tally())
-        return _measured(call, tally, _allocated_memory())
+        return _measured(call, tally)
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
@@ -137,8 +126,7 @@ class CostMonitor(Callback):
             if tally.calls:
                 # The run's time begins with the fit: calls before it are not a part of it.
                 share = tally.seconds / run if run and event not in _BEFORE_THE_RUN else None
-                memory = tally.memory / tally.memory_calls if tally.memory_calls else None
-                costs.append(Cost(component, event, tally.calls, tally.seconds, share, memory))
+                costs.append(Cost(component, event, tally.calls, tally.seconds, share))
         return sorted(costs, key=lambda cost: -cost.seconds)
 
     def __str__(self) -> str:
@@ -160,27 +148,16 @@ class CostMonitor(Callback):
         return self._seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
 
 
-def _measured(call: Call, tally: _Tally, allocated: Callable[[], int | None]) -> Call:
+def _measured(call: Call, tally: _Tally) -> Call:
     clock = time.perf_counter
 
     def run() -> None:
-        # Reading the allocated memory takes longer than most calls.
-        before = allocated() if tally.calls < _MEASURED_CALLS else None
         began = clock()
         call()
         tally.seconds += clock() - began
         tally.calls += 1
-        if before is not None:
-            tally.memory += (allocated() or 0) - before
-            tally.memory_calls += 1
 
     return run
-
-
-def _allocated_memory() -> Callable[[], int | None]:
-    """Return a function that returns the allocated bytes of all GPUs, or None if no GPU is in use."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    return lambda: sum(map(torch.cuda.memory_allocated, devices)) if devices else None
 
 
 def _shown(costs: list[Cost]) -> tuple[list[str], list[list[Any]]]:
@@ -196,7 +173,4 @@ def _shown(costs: list[Cost]) -> tuple[list[str], list[list[Any]]]:
         ]
         for cost in costs
     ]
-    if all(cost.memory is None for cost in costs):
-        return [*_COLUMNS], rows
-    memory = [None if cost.memory is None else round(cost.memory / 1024, 2) for cost in costs]
-    return [*_COLUMNS, _MEMORY_COLUMN], [[*row, cell] for row, cell in zip(rows, memory, strict=True)]
+    return [*_COLUMNS], rows
