@@ -102,7 +102,8 @@ class EpochPosition:
         """End the data at a place, which only the sampler of the epoch, or the end of the loader, has shown."""
         self.data_end = end
         found = min(math.ceil(end / self.place_distance), self.max_batches)
-        if self.length is not None and found != self.length:
+        # A sampler may have another length in each epoch.
+        if self.length is not None and found not in {self.length, self._spec.length}:
             self._warn_of_length(f"only {found}" if found < self.length else f"{found}")
         self.length = int(found)
 
