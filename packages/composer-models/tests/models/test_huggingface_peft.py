@@ -205,6 +205,29 @@ class TestCheckpoint:
         again = peft.PeftModel.from_pretrained(make_model("llama"), tmp_path / "exported")
         assert torch.equal(again.eval()(**batch)["logits"], model.eval()(batch)["logits"])
 
+    @pytest.mark.parametrize("is_wrapped", [True, False])
+    def test_export_of_embeddings_resized_before(self, is_wrapped, make_model, save, tmp_path):
+        """Rows that a program has added itself, as for new tokens, are in the checkpoint and in the exported folder."""
+        bare = make_model("llama", vocab_size=300)
+        bare.save_pretrained(tmp_path / "base")
+
+        def resized(seed):
+            base = type(bare).from_pretrained(tmp_path / "base", local_files_only=True)
+            torch.manual_seed(seed)
+            base.resize_token_embeddings(304, mean_resizing=False)
+            return base
+
+        base, config = resized(1), _lora()
+        model = HuggingFaceModel(peft.get_peft_model(base, config)) if is_wrapped else None
+        model = model or HuggingFaceModel(base, peft_config=config)
+        batch = {"input_ids": torch.arange(294, 304).view(2, 5)}
+        write_huggingface_pretrained_from_composer_checkpoint(
+            save(model), tmp_path / "exported", base_model=tmp_path / "base"
+        )
+
+        again = peft.PeftModel.from_pretrained(resized(5), tmp_path / "exported")
+        assert torch.equal(again.eval()(**batch)["logits"], model.eval()(batch)["logits"])
+
     @pytest.mark.parametrize("alone", [True, False])
     def test_export_of_resized_embeddings(self, alone, make_model, make_batch, tokenizer, save, tmp_path):
         """PEFT reads the rows of new tokens from the exported folder."""

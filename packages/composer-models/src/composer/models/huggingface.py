@@ -126,6 +126,8 @@ class HuggingFaceModel(PhaseMetricsModel):
         self.resized_embeddings: tuple[str, ...] = ()
         if tokenizer is not None:
             self.resized_embeddings = _fit_embedding(base_of(model), len(tokenizer), allow=allow_embedding_resizing)
+        if not self.resized_embeddings and (peft_config is not None or is_peft_model(model)):
+            self.resized_embeddings = _resized_before(base_of(model))
         self.model = model if peft_config is None else add_adapters(model, peft_config)
         self.config = base_of(self.model).config
         self.use_logits = use_logits
@@ -471,7 +473,7 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     """Convert a checkpoint to a folder that Transformers' ``from_pretrained`` reads.
 
     For a model with adapters, it is a folder with the adapters that ``PeftModel.from_pretrained`` reads, and with the
-    embeddings if they were resized for the tokenizer: resize those of the base model before it reads the adapters.
+    embeddings if they were resized: resize those of the base model before it reads the adapters.
 
     Args:
         checkpoint_path: The checkpoint's folder, also a remote one.
@@ -543,9 +545,29 @@ def _fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> t
             stacklevel=3,
         )
         return ()
-    resized = [model.get_input_embeddings(), model.get_output_embeddings()]
+    return _names_of_embeddings(model)
+
+
+def _resized_before(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the names of embeddings whose number of rows is not that of the pretrained model, if its files are here.
+
+    Their new rows are in no other place than the model.
+    """
+    path = getattr(model.config, "_name_or_path", "")
+    try:
+        pretrained = type(model.config).from_pretrained(path, local_files_only=True) if path else model.config
+    except (OSError, ValueError):  # no such files
+        return ()
+    sizes = [getattr(config.get_text_config(), "vocab_size", None) for config in (pretrained, model.config)]
+    return () if sizes[0] == sizes[1] else _names_of_embeddings(model)
+
+
+def _names_of_embeddings(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the names of the weights of the embeddings of tokens and of the head, without those of adapters."""
+    found = [model.get_input_embeddings(), model.get_output_embeddings()]
+    resized = [getattr(module, "base_layer", module) for module in found]
     return tuple(
-        f"{name}.{own}"
+        f"{name.removesuffix('.base_layer')}.{own}"
         for name, module in model.named_modules()
         if any(module is each for each in resized)
         for own, _ in module.named_parameters(recurse=False)
