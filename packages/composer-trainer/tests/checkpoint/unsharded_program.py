@@ -118,11 +118,11 @@ def own(world_size, folder):
         torch.distributed.all_gather_object = gather
 
     CheckpointSaver.save = save_without_gathering
-    trainer = make_trainer(f"{folder}/own", first, run_name="run")
+    trainer = make_trainer(f"{folder}/own-{{rank}}", first, run_name="run")
     trainer.fit()
     trainer.close()
     CheckpointSaver.save = save
-    path = Path(folder, "own", "ep0-ba3")
+    path = Path(folder, "own-0", "ep0-ba3")
     trainer = make_trainer(None, second, run_name="run", load_path=str(path))
     trainer.fit()
     trainer.close()
@@ -132,7 +132,7 @@ def own(world_size, folder):
 def alone(world_size, folder):
     """Resume in one process from the checkpoint of two, in which the file of the second one is damaged."""
     del world_size
-    path = Path(folder, "own", "ep0-ba3")
+    path = Path(folder, "own-0", "ep0-ba3")
     damage(path / "process-00002-of-00002.safetensors")
     trainer = make_trainer(None, Draws(), run_name="run", load_path=str(path))
     return int(trainer.state.timestamp.batch)

@@ -333,7 +333,9 @@ class CheckpointSaver(Callback):
 
     def _names(self, state: State) -> Names:
         """Return the names of a save now."""
-        folder = fill_in_run(self.folder, state, "folder (save_folder)", ["run_name", "rank"])
+        # All processes write to the folder of the first one.
+        of_first = self.folder.replace("{rank}", "0")
+        folder = fill_in_run(of_first, state, "folder (save_folder)", ["run_name", "rank"])
         name = checkpoint_name(self.filename, state, "filename (save_filename)")
         links = (self.latest_filename, "latest_filename (save_latest_filename)"), (self.best_filename, "best_filename")
         latest, best = (None if link is None else checkpoint_name(link, state, argument) for link, argument in links)

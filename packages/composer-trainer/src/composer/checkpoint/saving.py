@@ -127,6 +127,7 @@ def save_in_all_processes(state: State, path: str, *, extra: Mapping[str, Any], 
         CheckpointSaveError: The checkpoint could not be written; in every process.
     """
     reject_fsdp1(state.model)
+    path = path.replace("{rank}", "0")  # all write to the folder of the first one
     if not writers_of(state.model, extra).is_alone:
         return save_checkpoint(state, path, extra=extra, weights_only=weights_only)
     with failing_in_all(path):
