@@ -549,10 +549,7 @@ def _fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> t
 
 
 def _resized_before(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the names of embeddings whose number of rows is not that of the pretrained model, if its files are here.
-
-    Their new rows are in no other place than the model.
-    """
+    """Return the names of embeddings with more or fewer rows than the pretrained model has, if its files are here."""
     path = getattr(model.config, "_name_or_path", "")
     try:
         pretrained = type(model.config).from_pretrained(path, local_files_only=True) if path else model.config
