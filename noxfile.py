@@ -87,7 +87,7 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def resume_matrix(session: nox.Session) -> None:
-    """Stop and resume with every pair of algorithms and in several processes, and kill runs; takes half an hour."""
+    """Test what other sessions test by pairs or samples: resumes, splits, methods of examples; takes an hour."""
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES)
     env = TEST_ENV | {"RESUME_MATRIX": "all", "FAULTS": "all"}
     names = ["resume", "each_algorithm", "faults", "split_batches", "benchmarks_gpu", "fake_device"]
