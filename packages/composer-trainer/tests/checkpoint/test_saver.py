@@ -531,7 +531,7 @@ class TestSettings:
             ({"folder": "{nothing}"}, ValueError, "nothing"),
             ({"folder": ""}, ValueError, r"folder \(save_folder\) must be the name of a .*'\.' is the current one"),
             ({"folder": "runs\0"}, ValueError, r"folder \(save_folder\) must be the name of a"),
-            ({"filename": "{epoch.__class__}"}, ValueError, r"filename \(save_filename\) may have \{run_name\}, "),
+            ({"filename": "{what}"}, ValueError, r"filename \(save_filename\) may have \{run_name\}, "),
             ({"filename": ""}, ValueError, r"filename \(save_filename\) must be the name of a"),
             ({"latest_filename": ""}, ValueError, r"latest_filename \(save_latest_filename\) must be the name of a"),
             ({"latest_filename": "late\0st"}, ValueError, r"latest_filename \(save_latest_filename\) must be the"),

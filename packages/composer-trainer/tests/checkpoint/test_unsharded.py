@@ -18,6 +18,13 @@ STEPS = ("fail", "own", "choose")
 
 
 class TestFailures:
+    def test_folder_of_one_process(self, results):
+        """A folder that only the first process has is an error before the first batch, and not at the first save."""
+        first, second = (result["other disk"] for result in results["fail"])
+        assert first[1] == second[1] == 0
+        assert "failed in process 1: CheckpointSaveError" in first[0]
+        assert "save_folder must be one folder for all processes" in second[0]
+
     def test_failed_write(self, results):
         """A save that fails in the background is raised by all processes at the next save."""
         first, second = (result["writing"] for result in results["fail"])

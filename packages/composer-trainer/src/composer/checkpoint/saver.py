@@ -18,11 +18,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys, metric_values, reject_fsdp1
+from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.folder import check_folder, is_remote
 from composer.checkpoint.layout import KeptMemory
 from composer.checkpoint.local import open_folder
@@ -184,6 +186,7 @@ class CheckpointSaver(Callback):
 
         Raises:
             ValueError: There are no data with the label of the metric of ``keep_best``.
+            CheckpointSaveError: A process does not see the folder.
             NotSerializableError: An optimizer contains something that is neither data nor a tensor.
         """
         reject_fsdp1(state.model)
@@ -201,6 +204,9 @@ class CheckpointSaver(Callback):
             if state.rank == 0:
                 folder = self._run_folder.open(names, state, continues=self.continues)
                 self._due.values = self._run_folder.best_values(folder, names, state)
+        with failing_in_all(names.folder):
+            if not (is_remote(names.folder) or Path(names.folder).is_dir()):
+                raise CheckpointSaveError(names.folder, "save_folder must be one folder for all processes, or a URL.")
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Note that the weights have been evaluated."""
