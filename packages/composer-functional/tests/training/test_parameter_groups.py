@@ -229,18 +229,16 @@ class TestStages:
         with torch.device("meta"):
             config = getattr(transformers, f"{name}Config")(**options)
             model = getattr(transformers, f"{name}ForImageClassification")(config)
-            other = timm.create_model(of_timm)
 
-        assert deepest(model) == deepest(other)
+        assert deepest(model) == deepest(timm.create_model(of_timm))
 
     @pytest.mark.parametrize("name", TORCHVISION)
     def test_depths_in_torchvision(self, name):
         """Neither stems, layers between stages, nor convolutions with their norm are blocks."""
         with torch.device("meta"):
             model = getattr(torchvision.models, name)()
-            other = timm.create_model(TORCHVISION[name])
 
-        assert deepest(model) == deepest(other)
+        assert deepest(model) == deepest(timm.create_model(TORCHVISION[name]))
 
     def test_resnet_of_transformers(self):
         """Each parameter of a ResNet has the depth of timm's, block by block."""
