@@ -1,5 +1,6 @@
 """Schedulers in a training: when they step, and over several calls of fit."""
 
+import contextlib
 import math
 
 import pytest
@@ -107,6 +108,30 @@ class TestKnownNumbersOfSteps:
         message = rf"{name} has (19|20) steps, .* makes 4 steps.*in 20 batches.*step_schedulers_every_batch=True"
         with pytest.warns(UserWarning, match=message):
             self.run(KNOWN_STEPS[name], 20, max_duration)
+
+    @pytest.mark.parametrize(
+        ("name", "options", "steps"),
+        [
+            ("wsd", {"num_warmup_steps": 2, "num_stable_steps": 8, "num_decay_steps": 10}, 20),
+            ("wsd", {"num_warmup_steps": 2, "num_decay_steps": 10, "num_training_steps": 20}, 20),
+            ("constant_schedule_with_warmup", {"num_warmup_steps": 6}, 6),
+            ("inverse_sqrt", {"num_warmup_steps": 6}, 6),
+            ("linear", {"num_warmup_steps": 0, "num_training_steps": 7}, 7),
+            ("constant_schedule_with_warmup", {"num_warmup_steps": 3}, None),
+        ],
+    )
+    def test_of_transformers(self, name, options, steps):
+        """Transformers' schedules are in batches, so that one with more steps than epochs does not end."""
+        transformers = pytest.importorskip("transformers", reason="it has schedules of its own")
+        names = {
+            "wsd": "wsd_schedule",
+            "inverse_sqrt": "inverse_sqrt_schedule",
+            "linear": "linear_schedule_with_warmup",
+        }
+        make = getattr(transformers, f"get_{names.get(name, name)}")
+
+        with pytest.warns(UserWarning, match=f"LambdaLR has {steps} steps") if steps else contextlib.nullcontext():
+            self.run(lambda optimizer, _: make(optimizer, **options), 0)
 
     @pytest.mark.parametrize("part", ["1ep", "1ba"])
     def test_of_a_training_in_parts(self, part):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
@@ -268,25 +269,35 @@ class TrainingSchedule:
         return Schedules(tuple(every_batch), tuple(every_epoch), tuple(by_clock))
 
 
-def _known_steps(scheduler: LRScheduler) -> int:
+def known_steps(scheduler: LRScheduler) -> int:
     """Return the number of steps after which a scheduler has ended; 0 if it is not known."""
     parts = getattr(scheduler, "_schedulers", ())
     starts = [0, *getattr(scheduler, "_milestones", [0] * len(parts))]
-    steps: list[int] = [start + _known_steps(part) for start, part in zip(starts, parts, strict=False)]
-    # Of Transformers' functions.
-    partials = [getattr(function, "keywords", {}) for function in getattr(scheduler, "lr_lambdas", ())]
-    steps += [keywords.get("num_training_steps", 0) for keywords in partials]
+    steps: list[int] = [start + known_steps(part) for start, part in zip(starts, parts, strict=False)]
+    for keywords in _of_transformers(scheduler):
+        parts_of_wsd = (keywords.get(f"num_{part}_steps") or 0 for part in ("warmup", "stable", "decay"))
+        steps.append(keywords.get("num_training_steps") or sum(parts_of_wsd))
     steps += [getattr(scheduler, name, 0) for name in ("total_steps", "total_iters", "T_max")]
     return max(*steps, *getattr(scheduler, "milestones", ()))
 
 
+def _of_transformers(scheduler: LRScheduler) -> list[Mapping[str, Any]]:
+    """Return the arguments of Transformers' functions, whose steps are batches."""
+    functions = getattr(scheduler, "lr_lambdas", None) or ()
+    return [one.keywords for one in functions if isinstance(one, partial) and "num_warmup_steps" in one.keywords]
+
+
 def _warn_of_steps(scheduler: LRScheduler, end: Time | None, length: int | None) -> None:
-    """Warn if a scheduler that steps after each epoch has about as many steps as the training has batches."""
-    steps = _known_steps(scheduler)
+    """Warn if a scheduler that steps after each epoch has about as many steps as the training has batches.
+
+    Those of Transformers step after each batch there, so that more steps than epochs suffice.
+    """
+    steps = known_steps(scheduler)
     if end is None or length is None or end.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
         return
     epochs, batches = (end.value, end.value * length) if end.unit is TimeUnit.EPOCH else (end.value / length, end.value)
-    if abs(steps - batches) < min(steps - epochs, batches / 2):
+    is_too_long = steps > epochs and bool(_of_transformers(scheduler))
+    if is_too_long or abs(steps - batches) < min(steps - epochs, batches / 2):
         warnings.warn(
             f"{type(scheduler).__name__} has {steps} steps, and steps after each epoch: a training of '{end}' makes "
             f"{math.ceil(epochs)} steps of it, in {int(batches)} batches. For a step after each batch, give "

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from composer import Trainer
@@ -18,13 +19,17 @@ def loader(batch_size=4, **options):
     return DataLoader(DATA, batch_size, **{"shuffle": True} | options)
 
 
-def run(end, load_path=None, *, of_fit=None, frozen=False, **options):
+def run(end, load_path=None, *, of_fit=None, frozen=False, loss_fn=None, dropout=0.1, steps=20, **options):
     """Train up to a batch, and return the trainer."""
     model = make_classifier()
+    model.module.append(nn.Dropout(dropout))
+    model.loss_fn = loss_fn or model.loss_fn
     model.module[0].requires_grad_(not frozen)
     defaults = {"train_dataloader": loader(), "seed": 7, "device": "cpu", "progress_bar": False}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = Trainer(model=model, optimizers=optimizer, max_duration=end, load_path=load_path, **defaults | options)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    options = {"optimizers": optimizer, "schedulers": schedule, "max_duration": end, **defaults, **options}
+    trainer = Trainer(model=model, load_path=load_path, step_schedulers_every_batch=True, **options)
     trainer.fit(**of_fit or {})
     return trainer
 
@@ -54,6 +59,9 @@ WEIGHTED = WeightedRandomSampler(torch.ones(20), 20)
         ({"train_dataloader": loader(2)}, "samples a batch: 4 was saved, 2 is set."),
         ({"train_dataloader": loader(generator=torch.Generator().manual_seed(3))}, "None was saved, 3 is set."),
         ({"train_subset_num_batches": 4}, "subset_num_batches: -1 was saved, 4 is set."),
+        ({"loss_fn": nn.CrossEntropyLoss(label_smoothing=0.1)}, "label_smoothing=0.1) is set."),
+        ({"dropout": 0.5}, "dropout: 1 of 0.1 was saved, 1 of 0.5 is set."),
+        ({"steps": 30}, "CosineAnnealingLR(T_max=20, eta_min=0.0, steps=20) was saved, CosineAnnealingLR(T_max=30"),
     ],
 )
 def test_changed_settings_warn(tmp_path, changes, row, stop):

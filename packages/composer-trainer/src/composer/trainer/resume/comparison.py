@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from composer.core.checks import bulleted, caller_level
 from composer.distributed import get_data_world_size
+from composer.trainer.schedules import known_steps
+from composer.trainer.tools.hyperparameters import plain_settings
+from composer.trainer.tools.hyperparameters import settings_of as declared_settings
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -47,6 +56,35 @@ def settings_of(state: State, data: TrainingData, *, seed: int, frozen: int) -> 
     return settings | {f"train_dataloader.{name}": value for name, value in found.items()}
 
 
+def settings_of_program(model: Any, schedulers: Iterable[Any]) -> dict[str, Any]:
+    """Return what a program sets of the loss, dropout and schedules, by name, before a checkpoint is loaded.
+
+    Args:
+        model: The model.
+        schedulers: The arguments of the Trainer.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    dropout = Counter(str(module.p) for module in modules if isinstance(module, _DropoutNd))
+    return {
+        "loss_fn": _described(getattr(model, "loss_fn", None)),
+        "dropout": ", ".join(f"{count} of {rate}" for rate, count in sorted(dropout.items())) or "none",
+        "schedulers": ", ".join(map(_described, schedulers)) or "none",
+    }
+
+
+def _described(one: Any) -> str:
+    """Return the name of a class or function with its declared settings."""
+    if one is None or inspect.isroutine(one):
+        return str(getattr(one, "__qualname__", None))
+    settings = {name: value for name, value in plain_settings(declared_settings(one)).items() if value is not None}
+    if isinstance(one, functools.partial):
+        settings, one = plain_settings(one.keywords), one.func
+    if isinstance(one, LRScheduler) and (steps := known_steps(one)):
+        settings["steps"] = steps
+    arguments = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return f"{getattr(one, '__qualname__', type(one).__qualname__)}({arguments})"
+
+
 def report(saved: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
     """Report which settings have changed since a checkpoint was saved, which are the same, and which are not known.
 
@@ -57,12 +95,14 @@ def report(saved: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
     unknown = [name for name in {**now, **saved} if name not in known]
     rows = [f"{name}: {saved[name]} was saved, {now[name]} is set." for name in changed]
     rows += [f"the same: {', '.join(name for name in known if name not in changed)}."]
-    rows += [f"not comparable: {', '.join([*unknown, 'the samples and what a sampler of another library draws'])}."]
+    unknown += ["the samples, what a sampler of another library draws, and the code of the program"]
+    rows += [f"not comparable: {', '.join(unknown)}."]
     if changed:
         title = (
             f"The run resumes from {path} with other settings, so that its results are not those of an uninterrupted "
-            "run. The seed is the saved one (load_ignore_keys='rank_zero_seed' keeps the new one), and so is "
-            "requires_grad (until set after the Trainer is constructed); all else is as the program sets it:"
+            "run. The seed is the saved one (load_ignore_keys='rank_zero_seed' keeps the new one), and so are "
+            "requires_grad (until set after the Trainer is constructed) and the numbers of torch's schedulers; all "
+            "else is as the program sets it:"
         )
         warnings.warn(bulleted(title, rows), stacklevel=caller_level())
     else:

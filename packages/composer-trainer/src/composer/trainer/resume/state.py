@@ -45,7 +45,7 @@ from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume import contract
-from composer.trainer.resume.comparison import report, settings_of
+from composer.trainer.resume.comparison import report, settings_of, settings_of_program
 from composer.trainer.schedules import Cooldown  # noqa: TC001  (the type of a field, which read() needs)
 from composer.trainer.tools.hyperparameters import plain_settings
 
@@ -228,6 +228,7 @@ class ResumeState:
         data: The training data.
         logger: Its destinations continue their runs in other products.
         seed: The seed that the program gives, if any.
+        schedulers: The arguments of the Trainer.
 
     Attributes:
         interrupted: The labels of the evaluators that a signal has left undone, by event. An evaluation that a signal
@@ -236,8 +237,16 @@ class ResumeState:
         skipped_steps: How many steps were skipped because the loss scale was too large; ``Optimization`` counts them.
     """
 
-    def __init__(self, state: State, data: TrainingData, logger: Logger, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        state: State,
+        data: TrainingData,
+        logger: Logger,
+        seed: int | None = None,
+        schedulers: Iterable[Any] = (),
+    ) -> None:
         self._state, self._data, self._logger, self._seed = state, data, logger, seed
+        self._of_program = settings_of_program(state.model, schedulers)
         self._objects = _GivenObjects(state, data, logger)
         self._optimizers = _arguments_of(state.optimizers)
         self._num_frozen = sum(not parameter.requires_grad for _, parameter in _parameters(state.model))
@@ -300,7 +309,7 @@ class ResumeState:
         return _fields(saved)
 
     def _settings(self, seed: int) -> dict[str, Any]:
-        return settings_of(self._state, self._data, seed=seed, frozen=self._num_frozen)
+        return settings_of(self._state, self._data, seed=seed, frozen=self._num_frozen) | self._of_program
 
     def _modes(self) -> dict[str, bool] | None:
         """Return which modules are in training mode; None before the training, and within an evaluation."""

@@ -95,7 +95,8 @@ class Assembly:
         self._data.install(self.state)
         self._schedule.check_phases(copy.copy(self.state), self.state.max_duration)
         self._evaluations.install(self.state)
-        self._resume_state = ResumeState(self.state, self._data, self.logger, given.get("seed"))
+        schedulers = self._schedule.schedulers
+        self._resume_state = ResumeState(self.state, self._data, self.logger, given.get("seed"), schedulers)
         # From INIT on, loggers have open files and runs.
         with self._closing_on_error():
             self._initialize(settings)
