@@ -119,7 +119,9 @@ def save_checkpoint(
     return folder.at(name)
 
 
-def save_in_all_processes(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
+def save_in_all_processes(
+    state: State, path: str | os.PathLike[str], *, extra: Mapping[str, Any], weights_only: bool
+) -> str:
     """Save a checkpoint with :func:`save_checkpoint`; all processes have to call it, also if no model is sharded.
 
     Raises:
@@ -127,7 +129,7 @@ def save_in_all_processes(state: State, path: str, *, extra: Mapping[str, Any], 
         CheckpointSaveError: The checkpoint could not be written; in every process.
     """
     reject_fsdp1(state.model)
-    path = path.replace("{rank}", "0")  # all write to the folder of the first one
+    path = os.fspath(path).replace("{rank}", "0")  # all write to the folder of the first one
     if not writers_of(state.model, extra).is_alone:
         return save_checkpoint(state, path, extra=extra, weights_only=weights_only)
     with failing_in_all(path):
