@@ -16,7 +16,6 @@ from composer.distributed.collectives import (
     run_local_rank_zero_first,
 )
 from composer.distributed.config import DDPSettings, DDPSyncStrategy
-from composer.distributed.counts import BatchShare, GlobalBatch
 from composer.distributed.environment import (
     get_data_rank,
     get_data_world_size,
@@ -28,7 +27,7 @@ from composer.distributed.environment import (
     is_available,
     is_initialized,
 )
-from composer.distributed.global_batch import BatchWeights
+from composer.distributed.global_batch import BatchShare, BatchWeights, GlobalBatch
 from composer.distributed.mesh import MeshSettings, TensorParallelSettings
 from composer.distributed.parallelism import Parallelism
 from composer.distributed.process_group import check_timeout, close_dist, device_of_process, initialize_dist

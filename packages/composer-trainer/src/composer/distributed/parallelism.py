@@ -5,7 +5,7 @@
 - the wrapper: :meth:`~Parallelism.prepare` wraps the model by DDP or shards it by FSDP2, again at each epoch if the
   model or the set of its trained parameters has changed;
 - when gradients are reduced: with the backward pass of the last microbatch, or of each;
-- the exchange of counts, :class:`~composer.distributed.counts.CountExchange`.
+- the exchange of counts, :class:`~composer.distributed.global_batch.CountExchange`.
 
 What belongs to one batch is in the ``BatchWeights`` that :meth:`~Parallelism.begin_batch` returns. All processes call
 the methods in the order that the class states; in the Trainer, ``trainer/gradients.py`` does.
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from composer.core import NoEffectWarning, State
 from composer.distributed.collectives import broadcast_model
 from composer.distributed.config import DDPSyncStrategy, ParallelismConfig
-from composer.distributed.counts import BatchShare, CountExchange
 from composer.distributed.environment import (
     data_group,
     get_data_world_size,
@@ -33,7 +32,7 @@ from composer.distributed.environment import (
     is_initialized,
     set_tensor_parallel_size,
 )
-from composer.distributed.global_batch import BatchWeights
+from composer.distributed.global_batch import BatchShare, BatchWeights, CountExchange
 from composer.distributed.mesh import layer_styles
 from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
