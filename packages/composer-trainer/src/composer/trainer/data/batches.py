@@ -20,19 +20,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from composer.checkpoint.contents import SavedPlace
+from composer.core.checks import caller_level
 from composer.core.data.batches import move_batch
 from composer.core.data.packing import has_packed_rows
 from composer.distributed import all_agree, all_gather_object, get_data_world_size, get_world_size
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
 from composer.functional.datasets import by_epoch
 from composer.functional.nested import leaves
-from composer.trainer.data.iterable_order import UsualCount
-from composer.trainer.data.order import make_order
+from composer.trainer.data.order import StatefulOrder, UsualCount, make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
-from composer.trainer.data.stateful_order import StatefulOrder, warn_if_not_exact
+from composer.trainer.data.seeding import draws_nothing
 from composer.trainer.resume.contract import (
     LoaderObjects,
     create_generators,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from composer.core import Batch, DataSpec
-    from composer.trainer.data.iterable_order import DataOrder
+    from composer.trainer.data.order import DataOrder
 
 # The numbers of each tensor by which first batches are compared between processes.
 _COMPARED = 1000
@@ -128,7 +128,7 @@ class Batches:
             warn_of_repeats(self._loader)
         _warn_of_workers(self._loader, order)
         if isinstance(order, StatefulOrder):
-            warn_if_not_exact(self._loader)
+            _warn_if_not_exact(self._loader)
 
     @property
     def objects(self) -> LoaderObjects:
@@ -376,6 +376,28 @@ def _warn_of_workers(loader: Any, order: DataOrder) -> None:
             "copies for all epochs, so that each epoch has the same order. Give it persistent_workers=False.",
             stacklevel=4,
         )
+
+
+def _warn_if_not_exact(loader: Any) -> None:
+    """Warn if a loader that saves its own state is known not to resume exactly with its data."""
+    dataset = getattr(loader, "dataset", None)
+    stream = getattr(dataset, "_ex_iterable", None)  # of Hugging Face's IterableDataset
+    while stream is not None and not hasattr(stream, "buffer_size"):
+        stream = getattr(stream, "ex_iterable", None)
+    if stream is not None:
+        what = (
+            "the samples in the buffer of dataset.shuffle() are left out after a resume within an epoch. Use a "
+            "torch.utils.data.DataLoader, which loads the samples again"
+        )
+    elif getattr(loader, "num_workers", 0) and not (isinstance(dataset, IterableDataset) or draws_nothing(dataset)):
+        what = (
+            "random numbers that the data set draws in workers are others after a resume within an epoch. If it draws "
+            "any, use a torch.utils.data.DataLoader, whose workers are seeded for each batch"
+        )
+    else:
+        return
+    name = type(loader).__name__
+    warnings.warn(f"train_dataloader, a {name}, may not resume exactly: {what}.", stacklevel=caller_level())
 
 
 def _warn_of_any_order(loader: Any) -> None:

@@ -1,8 +1,8 @@
 """Order and randomness of the data: they depend only on seed and epoch, for any number of workers.
 
-Each type of loader has a ``DataOrder`` (``data/iterable_order.py``), which iterates over any epoch from any place on;
-:func:`make_order` chooses it. It is created with its ``Batches``, and changes a copy of a ``DataLoader``, not the
-user's. Evaluations and ``find_lr`` iterate over their data with it, too.
+Each type of loader has a :class:`DataOrder`, which iterates over any epoch from any place on; :func:`make_order`
+chooses it. It is created with its ``Batches``, and changes a copy of a ``DataLoader``, not the user's. Evaluations and
+``find_lr`` iterate over their data with it, too.
 
 All draws depend on the run's seed, the epoch, and the seed of the loader's generator, if it has one. Besides,
 
@@ -21,21 +21,20 @@ import hashlib
 import itertools
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
+from composer.checkpoint.contents import SavedObjects
 from composer.core.data.spec import length_of
 from composer.core.saving.randomness import derive_seed, preserve_rng_state, seed_globals
 from composer.distributed import get_world_size, samplers
 from composer.distributed.environment import get_data_rank
 from composer.functional.datasets import by_epoch
 from composer.trainer.data import seeding, workers
-from composer.trainer.data.iterable_order import DataOrder, OpaqueOrder, UsualCount
-from composer.trainer.data.stateful_order import StatefulOrder
-from composer.trainer.resume.contract import has_state, takes_position
+from composer.trainer.resume.contract import create_generators, has_state, load_objects, save_objects, takes_position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,6 +71,212 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     # Batch samplers of other types choose themselves, so that a place in the shared order is no number of samples.
     takes_all = type(sampler) is BatchSampler or not hasattr(sampler, "sampler")
     return SharedOrder(loader, seed) if takes_all and shares_order(sampler) else IndexedOrder(loader, seed)
+
+
+class UsualCount(NamedTuple):
+    """The number of samples in nearly all batches of a process.
+
+    Attributes:
+        samples: The number; None if it is not known.
+        is_exact: Whether every full batch is guaranteed to have this number in each process.
+    """
+
+    samples: int | None = None
+    is_exact: bool = False
+
+
+class DataOrder:
+    """Iterates over any epoch of a loader, from any place on; here of a list of batches.
+
+    It is called with the epoch and the place, which ``Batches`` and ``EpochPosition`` count. A place is a number of
+    batches. Only with a ``DistributedSampler``, which gives each process a part of one order, is it the number of
+    samples before it in this order; it is then the same for any number of processes.
+
+    Args:
+        loader: The loader.
+        seed: The run's seed, from which all seeds are derived.
+
+    Attributes:
+        skips: Whether an epoch can start in its middle without loading the batches before.
+        place_distance: The distance between the places of two batches.
+        usual: The number of samples in nearly all batches of this process.
+        global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
+            otherwise None.
+        as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed, as in MosaicML
+            Composer; from the saved place.
+
+    Example:
+        >>> order = DataOrder([1, 2, 3], seed=17)
+        >>> list(order.begin(epoch=0, place=1)), order.end(place=1)
+        ([2, 3], 3)
+    """
+
+    skips = True
+    place_distance = 1
+    usual = UsualCount()
+    global_batch_size: int | None = None
+    as_sampler = False
+
+    def __init__(self, loader: Iterable[Batch], seed: int) -> None:
+        self.loader, self.seed = loader, seed
+
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
+        """Return the batches of an epoch from a place on."""
+        del epoch
+        return iter(itertools.islice(self.loader, place, None)) if place else iter(self.loader)
+
+    def end(self, place: int) -> int | None:
+        """Return the place where an epoch that passes ``place`` ends; None if only the loader can show it."""
+        del place
+        return length_of(self.loader)
+
+    def rewind(self) -> None:
+        """Forget the order of an epoch, as another one begins now, or one continues at a saved place."""
+
+    def save(self, *, in_epoch: bool) -> Any:
+        """Return what a loader that saves itself continues from; else None."""
+        del in_epoch
+
+    def close(self) -> None:
+        """Stop the workers that the order has started."""
+
+    def fingerprint(self, place: int) -> str | None:
+        """Return a digest of the current epoch's order up to a place if it may differ in a resumed run; else None."""
+        del place
+        return None
+
+    def sizes(self) -> dict[str, int]:
+        """Return the known sizes on which the contents of the batches depend.
+
+        Example:
+            >>> from torch.utils.data import DataLoader
+            >>> DataOrder(DataLoader(range(10), batch_size=4), seed=17).sizes()
+            {'samples a batch': 4, 'samples': 10}
+        """
+        loader: Any = self.loader
+        size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", 0)
+        sizes = {"samples a batch": size, "samples": length_of(getattr(loader, "dataset", None))}
+        return {name: number for name, number in sizes.items() if type(number) is int and number}
+
+
+class OpaqueOrder(DataOrder):
+    """An iterable of unknown type."""
+
+    skips = False
+    loader: Any
+
+    def __init__(self, loader: Iterable[Batch], seed: int) -> None:
+        super().__init__(loader, seeding.seed_of_rank(seed))
+
+    def end(self, place: int) -> int | None:
+        """Return None, as only the loader can show its end."""
+
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
+        """Return the batches from a place on; those before it are loaded."""
+        samplers.set_epoch(self.loader, epoch)
+        return itertools.islice(
+            seeding.seeded_batches(lambda: workers.iterate(self.loader), self.seed, epoch), place, None
+        )
+
+
+class StatefulOrder(OpaqueOrder):
+    """A loader that saves its own state, such as torchdata's ``StatefulDataLoader``.
+
+    A resumed run loads the state and iterates over the loader, which continues where the state was saved; that this is
+    exact is the promise of the loader. Random draws outside of its state are seeded for each batch.
+
+    Random generators that are attributes of the loader or of its samplers are saved separately, as its state may not
+    contain them. They get their states at the start of the epoch before the loader is iterated over, because it may
+    draw the order then, and those at the place where the run stopped before the next batch is requested.
+
+    An epoch that is a part of the data leaves its iterator before the end. Some loaders then begin the next epoch at
+    their start and, when they have loaded the same state, where the iterator was left. So a resumed run leaves an
+    iterator, too.
+
+    Attributes:
+        _loaded: What :meth:`load` got, until the loader is iterated over; in a process without further batches in this
+            epoch, until the next one begins.
+        _left: Whether the last iterator has not reached its end.
+        _at_start: The states of the random generators at the start of the epoch.
+    """
+
+    def __init__(self, loader: Iterable[Batch], seed: int) -> None:
+        super().__init__(loader, seed)
+        self._loaded: dict[str, Any] | None = None
+        self._left = False
+        names = ("batch_sampler", "sampler", "dataset", "collate_fn")
+        self._parts = {"loader": loader, **{name: getattr(loader, name, None) for name in names}}
+        self._at_start = self._generators()
+
+    def save(self, *, in_epoch: bool) -> dict[str, Any]:
+        """Return the state of the loader, whether an iterator was left, and the states of its generators.
+
+        Raises:
+            NotSerializableError: The state contains something that is neither data nor a tensor.
+        """
+        if self._loaded is not None:
+            return self._loaded
+        now = self._generators()
+        state = save_objects({"train_dataloader": self.loader}).states["train_dataloader"]
+        return {"state": state, "left": self._left, "at_start": self._at_start if in_epoch else now, "now": now}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Load what was saved, where the next call of :meth:`begin` continues.
+
+        Until then, :meth:`save` returns it, as some loaders need to be iterated over before they save a loaded state.
+        """
+        self._load_state(saved["state"])
+        self._loaded = saved
+
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
+        """Return the batches of an epoch from a place on, which is 0 or that of the loaded state.
+
+        At the start of an epoch, its first batch is loaded now.
+        """
+        loaded, self._loaded = self._loaded, None
+        samplers.set_epoch(self.loader, epoch)
+        if loaded is not None:
+            # At the end of the data, the first iterator has no batch.
+            both = itertools.chain(self._iterate(epoch), self._iterate(epoch))
+            create_generators(loaded["now"], self._parts, lambda: next(both, samplers.END))
+            self._at_start = loaded["at_start"]
+            self._set_generators(self._at_start)  # before the state of the loader, which may contain them, too
+            self._load_state(loaded["state"])
+            if place:
+                return self._iterate(epoch, place, loaded["now"])
+            if loaded["left"]:
+                next(self._iterate(epoch), samplers.END)  # its iterator may be a generator, which a request begins
+                self._set_generators(loaded["now"])
+        self._at_start = self._generators()
+        batches = self._iterate(epoch)
+        if (first := next(batches, samplers.END)) is not samplers.END:
+            return itertools.chain([first], batches)
+        # The former epoch ended at the end of the data, where the first iterator of some loaders has no batch.
+        self._set_generators(self._at_start)
+        return self._iterate(epoch)
+
+    def _iterate(self, epoch: int, place: int = 0, generators: dict[str, Any] | None = None) -> Iterator[Batch]:
+        """Yield the batches of a new iterator from a place on; generators get these states when it is open."""
+
+        def open_loader() -> Iterator[Batch]:
+            batches = workers.iterate(self.loader)
+            self._set_generators(generators or {})
+            return batches
+
+        self._left = True
+        yield from seeding.seeded_batches(open_loader, self.seed, epoch, itertools.count(place))
+        self._left = False
+
+    def _load_state(self, state: Any) -> None:
+        state = copy.deepcopy(state)  # which a loader may change in place
+        load_objects(SavedObjects({"train_dataloader": state}), {"train_dataloader": self.loader})
+
+    def _generators(self) -> dict[str, Any]:
+        """Return the states of the random generators that are attributes of the loader or of its samplers."""
+        return save_objects({}, self._parts).generators
+
+    def _set_generators(self, states: dict[str, Any]) -> None:
+        load_objects(SavedObjects({}, states), {}, self._parts)
 
 
 def shares_order(sampler: Any) -> bool:

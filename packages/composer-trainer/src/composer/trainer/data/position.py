@@ -16,7 +16,7 @@ from composer.distributed import get_data_rank
 if TYPE_CHECKING:
     from composer.checkpoint.contents import SavedPlace
     from composer.core import DataSpec
-    from composer.trainer.data.iterable_order import DataOrder
+    from composer.trainer.data.order import DataOrder
 
 
 class EpochPosition:
