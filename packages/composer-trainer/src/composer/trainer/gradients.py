@@ -35,12 +35,12 @@ from composer.trainer.microbatch_search import MicrobatchSearch, what_needs_whol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from composer.core import Batch, DataSpec, Engine, State
+    from composer.core import Batch, DataSpec, Engine
     from composer.core.step import Microbatch
     from composer.distributed import Parallelism
     from composer.trainer.data.batches import Batches
     from composer.trainer.optimization import Optimization
-    from composer.trainer.run import TrainingClock
+    from composer.trainer.run import Stopwatch
     from composer.trainer.stopping import StopSignals
 
 
@@ -52,7 +52,7 @@ class BatchGradients:
         batches: The data.
         optimization: The precision, and the scale of the losses.
         parallel: Runs the model in all processes.
-        clock: Measures the time of a batch, which several processes exchange.
+        stopwatch: Measures the time of a batch, which several processes exchange.
         signals: A received one is sent to the other processes.
         by_tokens: Whether the elements of a loss are tokens.
 
@@ -69,13 +69,13 @@ class BatchGradients:
         batches: Batches,
         optimization: Optimization,
         parallel: Parallelism,
-        clock: TrainingClock,
+        stopwatch: Stopwatch,
         signals: StopSignals,
         *,
         by_tokens: bool,
     ) -> None:
         self._state, self._batches, self._spec = engine.state, batches, batches.spec
-        self._optimization, self._parallel, self._clock, self._signals = optimization, parallel, clock, signals
+        self._optimization, self._parallel, self._stopwatch, self._signals = optimization, parallel, stopwatch, signals
         state, spec = engine.state, batches.spec
         loss = optimization.in_precision(state.compute_loss)
         # Looked up at each call: a reference would keep the wrapper of an earlier epoch while another one is created.
@@ -207,7 +207,7 @@ class BatchGradients:
         if parallel.is_connected:  # a single process has weight 1, even if algorithms removed samples
             share.counted = self._count_elements(state.batch) if state.batch_counts else 0
             if not parallel.is_trial:  # after the trials the batch begins once more
-                share.seconds = self._clock.elapsed() / 1e6
+                share.seconds = self._stopwatch.elapsed() / 1e6
         return share
 
     def _complete(self) -> None:
@@ -260,16 +260,3 @@ def loss_terms(model: Any, microbatches: Sequence[Microbatch]) -> list[Tensor] |
         return None
     terms = [count(batch) for batch, _ in microbatches]
     return None if any(number is None for number in terms) else terms
-
-
-def weighted_microbatches(
-    state: State, spec: DataSpec, microbatch_size: int | None, *, by_tokens: bool = False
-) -> Sequence[Microbatch]:
-    """Return the microbatches of the state's batch with the weights that they have in a step of one process."""
-    count = spec.get_num_loss_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
-    microbatches: Sequence[Microbatch] = split_microbatches(state.batch, spec, microbatch_size, count)
-    if getattr(state.model, "loss_is_sum", False):
-        return [(batch, 1.0) for batch, _ in microbatches]
-    has_own_count = by_tokens and spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
-    terms = None if len(microbatches) == 1 or has_own_count else loss_terms(state.model, microbatches)
-    return BatchWeights(BatchShare(has_terms=terms is not None)).weigh(microbatches, terms, state.device)

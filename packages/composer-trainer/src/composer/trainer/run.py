@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
 
-    from composer.core import State
     from composer.distributed import Parallelism
     from composer.trainer.data.batches import Batches
     from composer.trainer.evaluation.evaluate import Evaluations
@@ -82,10 +81,10 @@ class Run:
         self.state.stop_reason = None  # of an earlier call
         if not self._begins_after_end:
             schedules.follow_clock(self.state)
-        self.clock = TrainingClock(self.state)
+        self.stopwatch = Stopwatch()
         self.signals = StopSignals()
         self.gradients = BatchGradients(
-            engine, batches, optimization, parallel, self.clock, self.signals, by_tokens=weigh_by_tokens
+            engine, batches, optimization, parallel, self.stopwatch, self.signals, by_tokens=weigh_by_tokens
         )
         self.step = self.gradients.step
         self._totals = GlobalBatch()  # of the last batch
@@ -125,7 +124,7 @@ class Run:
         # Last, because wrapping the model and the callbacks at FIT_START may draw random numbers.
         self.resume_state.begin()
         self.state.dataloader_len = self.batches.position.length
-        self.clock.elapsed()  # the time before is not training time
+        self.stopwatch.elapsed()  # the time before is not training time
         agree_on_stop(self.state)
 
     def begins_epoch(self) -> bool:
@@ -184,21 +183,24 @@ class Run:
 
     def count_batch(self) -> None:
         """Advance the clock and the learning rates by a batch."""
-        totals, self.state.microbatch = self._totals, -2
+        state, totals = self.state, self._totals
+        state.microbatch = -2
         if totals.stop == 2:  # a signal
             self.signals.is_agreed = True
         # Clocks of several processes must agree: the time of a batch is counted with the next one.
-        microseconds = round(totals.seconds * 1e6) if self.parallel.is_connected else self.clock.elapsed()
-        self.clock.count_batch(totals.samples, totals.tokens, microseconds)
+        microseconds = round(totals.seconds * 1e6) if self.parallel.is_connected else self.stopwatch.elapsed()
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(totals.samples, totals.tokens, microseconds)
         if self.schedules.every_batch:
             self._step_schedulers(self.schedules.every_batch)
         if totals.stop == 1 and self.parallel.is_connected:
-            end_here(self.state)
+            end_here(state)
 
     def count_epoch(self) -> None:
         """Advance the clock and the learning rates by an epoch, and log its training metrics."""
         self.log_train_metrics()
-        self.clock.count_epoch()
+        self.state.previous_timestamp = self.state.timestamp
+        self.state.timestamp = self.state.timestamp.to_next_epoch()  # what follows its last batch is counted later
         self.batches.rewind()
         self._step_schedulers(self.schedules.every_epoch)
         # Schedulers of every batch step here, too: their rates depend on the clock, which the epoch has changed.
@@ -213,7 +215,8 @@ class Run:
 
     def count_iteration(self) -> None:
         """Advance the clock by an iteration."""
-        self.clock.count_iteration()
+        self.state.previous_timestamp = self.state.timestamp
+        self.state.timestamp = self.state.timestamp.to_next_iteration()
         self._step_schedulers(self.schedules.by_clock)
 
     def _step_schedulers(self, schedulers: Sequence[LRScheduler]) -> None:
@@ -232,7 +235,7 @@ class Run:
             Stopped: A signal has stopped the evaluation, or the training before it.
         """
         if self.state._evaluators:  # noqa: SLF001  (see training_is_over)
-            with self.clock.paused():
+            with self.stopwatch.paused():
                 undone = self.resume_state.interrupted
                 self._evaluations.run_if_due(self.engine, event, self.signals, undone, self.end)
 
@@ -302,22 +305,10 @@ class LoggedLosses(Mapping[str, float]):
         return len(self._losses)
 
 
-class TrainingClock:
-    """Advances the timestamps of a state, and measures the time between two calls of :meth:`elapsed`.
+class Stopwatch:
+    """Measures the time between two calls of :meth:`elapsed`."""
 
-    Args:
-        state: Its ``timestamp`` and ``previous_timestamp`` are set.
-
-    Example:
-        >>> from composer.core import State
-        >>> clock = TrainingClock(State(model=None))
-        >>> clock.count_batch(samples=4, tokens=0, microseconds=100)
-        >>> clock.state.timestamp.sample
-        Time(4, TimeUnit.SAMPLE)
-    """
-
-    def __init__(self, state: State) -> None:
-        self.state = state
+    def __init__(self) -> None:
         self._since = time.perf_counter()
 
     def elapsed(self) -> int:
@@ -331,19 +322,3 @@ class TrainingClock:
         before = time.perf_counter()
         yield
         self._since += time.perf_counter() - before
-
-    def count_batch(self, samples: int, tokens: int, microseconds: int) -> None:
-        """Advance by a batch."""
-        state = self.state
-        state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_batch(samples, tokens, microseconds)
-
-    def count_epoch(self) -> None:
-        """Advance by an epoch; the time since its last batch is counted with the next batch."""
-        self.state.previous_timestamp = self.state.timestamp
-        self.state.timestamp = self.state.timestamp.to_next_epoch()
-
-    def count_iteration(self) -> None:
-        """Advance by an iteration; as by an epoch."""
-        self.state.previous_timestamp = self.state.timestamp
-        self.state.timestamp = self.state.timestamp.to_next_iteration()

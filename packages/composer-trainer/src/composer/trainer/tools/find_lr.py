@@ -20,9 +20,8 @@ from composer.loggers.values import smoothed
 from composer.trainer.data.order import make_order
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import prepare_batch
-from composer.trainer.gradients import weighted_microbatches
 from composer.trainer.optimization import Optimization
-from composer.trainer.tools.trial import trial
+from composer.trainer.tools.trial import trial, weighted_microbatches
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

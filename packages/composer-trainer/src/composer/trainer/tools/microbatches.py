@@ -14,9 +14,8 @@ from composer.core.step import Step
 from composer.functional.checks import check_whole
 from composer.functional.dtensors import is_sharded
 from composer.trainer.evaluation.evaluate import first_batch
-from composer.trainer.gradients import weighted_microbatches
 from composer.trainer.optimization import Optimization
-from composer.trainer.tools.trial import trial
+from composer.trainer.tools.trial import trial, weighted_microbatches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
