@@ -485,7 +485,8 @@ def test_generators_are_restored():
     expected = data.generator.random()
 
     resumed = make_run(other)._resume_state
-    resumed.restore_run(saved, "runs/ba1")
+    assert resumed.check(saved) == []
+    resumed.restore_run("runs/ba1")
     resumed.begin()
 
     assert other.generator.random() == expected

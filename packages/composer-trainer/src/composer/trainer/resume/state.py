@@ -253,6 +253,7 @@ class ResumeState:
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self.interrupted: dict[Event, list[str]] = {}
         self.cooldown: Cooldown | None = None
+        self._checked: _Saved | None = None  # from check() until restore_run()
         self._loaded: _Loaded | None = None  # from restore_run() until begin()
         self._is_training = False  # from begin() until end()
         self._attach_to_savers()
@@ -334,14 +335,14 @@ class ResumeState:
         self.interrupted.pop(event, None)
 
     def check(self, saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-        """Return the problems of saved data; none if a run can continue from it.
+        """Return the problems of saved data; none if a run can continue from it, by :meth:`restore_run`.
 
         Args:
             saved: The data of :meth:`to_data`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
         """
         try:
-            record = _read(saved)
+            self._checked = record = _read(saved)
         except ValueError as error:
             parts = [path for path in ignored if path.startswith("extra/")]
             reason = f" Ignore {parts[0]!r} only together with all of 'extra'." if parts else ""
@@ -378,16 +379,16 @@ class ResumeState:
             problems += [f"{path}.metrics.{problem}" for problem in differences]
         return problems
 
-    def restore_run(self, saved: Mapping[str, Any], path: str, *, ignored: Sequence[str] = ()) -> None:
-        """Restore what does not need the training data, and keep the rest until :meth:`begin`.
+    def restore_run(self, path: str, *, ignored: Sequence[str] = ()) -> None:
+        """Restore what :meth:`check` has read and does not need the training data; keep the rest until :meth:`begin`.
 
         Args:
-            saved: The data of :meth:`to_data`.
             path: The checkpoint, for errors.
             ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the data starts at the
                 beginning of an epoch.
         """
-        record = _read(saved)
+        record, self._checked = self._checked, None
+        assert record is not None
         held = [one for one in (record.process, record.own) if one is not None]
         for process in held:
             for name in [name for name in process.objects.generators if _is_ignored(name, ignored)]:

@@ -98,7 +98,7 @@ class Loading:
 
         def load_progress(loaded: LoadedCheckpoint) -> None:
             if loaded.extra:
-                resume_state.restore_run(loaded.extra, loaded.path, ignored=loaded.ignored)
+                resume_state.restore_run(loaded.path, ignored=loaded.ignored)
 
         LoadRequest(
             state,
