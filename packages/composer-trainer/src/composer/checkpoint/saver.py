@@ -29,7 +29,7 @@ from composer.checkpoint.folder import check_folder, is_remote
 from composer.checkpoint.layout import KeptMemory
 from composer.checkpoint.local import open_folder
 from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_keep_last, without_suffix
-from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot, writers_of
+from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time
 from composer.core.background import Background
 from composer.core.saving.files import fill_in_run
@@ -261,7 +261,6 @@ class CheckpointSaver(Callback):
             NotSerializableError: A value is neither data nor a tensor; the error names its place.
             CheckpointSaveError: The checkpoint or the previous one could not be written.
         """
-        reject_fsdp1(state.model)  # in all processes, though only rank 0 may save
         names, extra = self._names(state), self._data_beside_state()
         batch = int(state.timestamp.batch)
         moment = _Moment(names.checkpoint, batch, extra.get("interrupted"), self._due.best_at == batch)
@@ -275,17 +274,16 @@ class CheckpointSaver(Callback):
         snapshot = self._snapshot(state, names, extra, path)
         is_repeated = self._last is not None and self._last.moment[:2] == moment[:2]
         self._last = _Save(moment, path, snapshot)
-        with self._repeatable(), failing_in_all(path):
-            if snapshot is not None:
-                write = partial(
-                    snapshot.write,
-                    folder,
-                    names.checkpoint,
-                    overwrite=self.overwrite or is_repeated,
-                    prepare=partial(self._run_folder.prepare, folder, names.checkpoint),
-                    finish=partial(self._run_folder.finish, folder, names),
-                )
-                self._saving.start(write)
+        write = partial(
+            snapshot.write,
+            folder,
+            names.checkpoint,
+            overwrite=self.overwrite or is_repeated,
+            prepare=partial(self._run_folder.prepare, folder, names.checkpoint),
+            finish=partial(self._run_folder.finish, folder, names),
+        )
+        with self._repeatable():
+            self._saving.start(write)
         if not self.background:
             self._wait()
 
@@ -295,14 +293,13 @@ class CheckpointSaver(Callback):
             return self.extra()
         return {} if self.resume_data is None else self.resume_data(weights_only=self.weights_only)
 
-    def _snapshot(self, state: State, names: Names, extra: Mapping[str, Any], path: str) -> Snapshot | None:
-        """Open the folder in rank 0, and return a copy of what this process writes; None if it writes nothing.
-
-        If it fails in one process, it fails in all.
-        """
-        batch, writers = int(state.timestamp.batch), writers_of(state.model, extra)
-        copy_run = partial(
-            take_snapshot,
+    def _snapshot(self, state: State, names: Names, extra: Mapping[str, Any], path: str) -> Snapshot:
+        """Open the folder in rank 0, and return a copy of what this process writes; it fails in all or in none."""
+        with failing_in_all(path):
+            if state.rank == 0:
+                self._run_folder.open(names, state, continues=self.continues)
+        batch = int(state.timestamp.batch)
+        return take_snapshot(
             state,
             extra,
             path=path,
@@ -310,13 +307,8 @@ class CheckpointSaver(Callback):
             ignore_keys=self.ignore_keys,
             memory=self._memory,
             measured=[label for label, at in self._due.measured.items() if at == batch],
+            together=True,
         )
-        with failing_in_all(path):
-            if state.rank == 0:
-                self._run_folder.open(names, state, continues=self.continues)
-            if writers.is_alone:
-                return copy_run() if state.rank == 0 else None
-        return copy_run()  # in all processes, with collectives, which must not be in the block
 
     def _wait(self) -> None:
         """Wait for the last save; if it failed, raise an error in all processes."""

@@ -57,7 +57,7 @@ from composer.core import State, TimeUnit, evaluation_weights
 from composer.core.checks import shortened
 from composer.core.saving.codec import Record, plain, read
 from composer.core.saving.files import fill_in_run
-from composer.distributed import all_gather_object, any_rank, from_rank_zero, get_global_rank, get_world_size
+from composer.distributed import all_gather_object, any_rank, get_world_size
 from composer.distributed.collectives import MessageStore, failing_in_all_processes
 from composer.functional.dtensors import is_sharded, reshard
 
@@ -110,31 +110,30 @@ def save_checkpoint(
         >>> path[-7:], sorted(os.listdir(path))
         ('ep0-ba0', ['layout.json', 'manifest.json', 'model.safetensors', 'state.json'])
     """
-    parent, name = split_path(fill_in_run(os.fspath(path), state, "A checkpoint's path"))
-    folder, name = open_folder(parent), _valid_name(name)
-    snapshot = take_snapshot(
-        state, extra, path=folder.at(name), weights_only=weights_only, ignore_keys=ignore_keys, copy=False
-    )
-    snapshot.write(folder, name, overwrite=overwrite, prepare=folder.make)
-    return folder.at(name)
+    return _save(path, state, extra, weights_only=weights_only, ignore_keys=ignore_keys, overwrite=overwrite)
 
 
 def save_in_all_processes(
     state: State, path: str | os.PathLike[str], *, extra: Mapping[str, Any], weights_only: bool
 ) -> str:
-    """Save a checkpoint with :func:`save_checkpoint`; all processes have to call it, also if no model is sharded.
-
-    Raises:
-        NotImplementedError: The model is wrapped by FSDP 1; in every process.
-        CheckpointSaveError: The checkpoint could not be written; in every process.
-    """
-    reject_fsdp1(state.model)
+    """Save a checkpoint as :func:`save_checkpoint`; all processes have to call it, also if no model is sharded."""
     path = os.fspath(path).replace("{rank}", "0")  # all write to the folder of the first one
-    if not writers_of(state.model, extra).is_alone:
-        return save_checkpoint(state, path, extra=extra, weights_only=weights_only)
-    with failing_in_all(path):
-        saved = path if get_global_rank() else save_checkpoint(state, path, extra=extra, weights_only=weights_only)
-    return from_rank_zero(saved)
+    return _save(path, state, extra, weights_only=weights_only, together=True)
+
+
+def _save(
+    path: str | os.PathLike[str],
+    state: State,
+    extra: Mapping[str, Any] | None,
+    *,
+    overwrite: bool = False,
+    **options: Any,
+) -> str:
+    parent, name = split_path(fill_in_run(os.fspath(path), state, "A checkpoint's path"))
+    folder, name = open_folder(parent), _valid_name(name)
+    snapshot = take_snapshot(state, extra, path=folder.at(name), copy=False, **options)
+    snapshot.write(folder, name, overwrite=overwrite, prepare=folder.make)
+    return folder.at(name)
 
 
 def checkpoint_name(pattern: str, state: State, parameter: str) -> str:
@@ -174,6 +173,7 @@ def take_snapshot(
     copy: bool = True,
     memory: KeptMemory | None = None,
     measured: Collection[str] | None = None,
+    together: bool = False,
 ) -> Snapshot:
     """Return what this process writes of a checkpoint; if the model is sharded, all processes have to call it.
 
@@ -187,6 +187,7 @@ def take_snapshot(
         copy: Whether the run may change before the snapshot is written.
         memory: The copies of an earlier snapshot that has been written, to be filled again.
         measured: Labels of the data sets whose metrics were measured on these weights, and are listed; all if None.
+        together: Whether all processes call it, also if the model is not sharded.
 
     Raises:
         NotImplementedError: The model is wrapped by FSDP 1.
@@ -194,7 +195,8 @@ def take_snapshot(
         CheckpointSaveError: In the other processes, if it fails in one.
     """
     reject_fsdp1(state.model)
-    writers, shards = writers_of(state.model, extra), is_sharded(state.model)
+    shards = is_sharded(state.model)
+    writers = _writers(torch.distributed.group.WORLD if shards or (together and get_world_size() > 1) else None)
     is_first = writers.rank == 0
     if shards:
         reshard(state.model)  # it may have its complete weights since an evaluation
@@ -557,15 +559,6 @@ class Writers:
             return None
         message: Message = read(json.loads(text), Message)
         return message
-
-
-def writers_of(model: Any, extra: Mapping[str, Any] | None = None) -> Writers:
-    """Return the processes that write a checkpoint: all, if the model is sharded or each has something of its own.
-
-    If so, all processes have to call it.
-    """
-    has_own = PROCESS in (extra or {}) and get_world_size() > 1
-    return _writers(torch.distributed.group.WORLD) if has_own or is_sharded(model) else _writers(None)
 
 
 @functools.lru_cache(maxsize=2)
