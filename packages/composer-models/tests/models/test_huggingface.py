@@ -288,6 +288,24 @@ class TestCounts:
 
         assert model.loss_needs_whole_batch is expected
 
+    @pytest.mark.parametrize(("starts", "ends", "share"), [([3], [40], 0), ([50, 40], [50, 2], 1), ([9], [50], None)])
+    def test_answers_with_one_end_outside_the_text(self, starts, ends, share):
+        """The loss is that of the end within the text, 0 without any, and not the NaN of Transformers."""
+        transformers = pytest.importorskip("transformers")
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        model = HuggingFaceModel(transformers.BertForQuestionAnswering(transformers.BertConfig(vocab_size=9, **sizes)))
+        text = torch.arange(9).expand(len(starts), -1)
+        batch = {"input_ids": text, "start_positions": torch.tensor(starts), "end_positions": torch.tensor(ends)}
+
+        outputs = model.eval()(batch)
+        loss = model.loss(outputs, batch)
+        loss.backward()
+
+        logits = [outputs.start_logits[-1], outputs.end_logits[-1]]
+        expected = 0.0 if share is None else -logits[share].log_softmax(0)[(3, 2)[share]].item()
+        assert loss.item() == pytest.approx(expected, abs=1e-5)
+        assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
+
     def test_an_own_loss_is_not_judged(self):
         """The loss of a subclass may be any; it declares it itself."""
         transformers = pytest.importorskip("transformers")

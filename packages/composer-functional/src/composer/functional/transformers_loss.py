@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from composer.functional.losses import soft_cross_entropy
 
@@ -55,6 +55,37 @@ def are_probabilities(labels: object, model: PreTrainedModel) -> bool:
         return False
     is_classifier = getattr(model.config, "problem_type", None) == "single_label_classification"
     return is_classifier or (labels.ndim == 3 and model.get_output_embeddings() is not None)
+
+
+_ENDS = {"start_positions": "start_logits", "end_positions": "end_logits"}
+
+
+def loss_of_answers(own: Tensor, outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> Tensor:
+    """Return a model's own loss, and that of one end if no answer of the batch has the other end within the text.
+
+    The own loss is NaN then, as the mean of the losses of both ends. That of other models is returned unchanged.
+
+    Args:
+        own: The own loss.
+        outputs: The outputs of the model.
+        batch: The batch of the loss.
+
+    Example:
+        >>> import torch
+        >>> outputs = {"start_logits": torch.zeros(1, 8), "end_logits": torch.zeros(1, 8)}
+        >>> batch = {"start_positions": torch.tensor([3]), "end_positions": torch.tensor([9])}
+        >>> loss_of_answers(torch.tensor(torch.nan), outputs, batch)
+        tensor(2.0794)
+    """
+    if not (outputs.keys() >= set(_ENDS.values()) and batch.keys() >= _ENDS.keys()):
+        return own
+    ends = [(outputs[logits], batch[name].flatten()) for name, logits in _ENDS.items()]
+    losses = [
+        cross_entropy(logits, end.clamp(0, logits.shape[1]), ignore_index=logits.shape[1]) for logits, end in ends
+    ]
+    for loss, (logits, end) in zip(reversed(losses), ends, strict=True):
+        own = own.where((end < logits.shape[1]).any(), loss)
+    return own
 
 
 def terms_of_task(model: PreTrainedModel, batch: object) -> Tensor | None:

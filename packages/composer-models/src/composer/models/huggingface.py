@@ -18,6 +18,7 @@ from composer.functional.transformers_loss import (
     LossCorrection,
     are_probabilities,
     logits_of,
+    loss_of_answers,
     next_tokens,
     predicts_next_token,
     task_loss,
@@ -195,7 +196,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         labels, seen = batch.get("labels"), self._labels_seen
         is_unchanged = labels is None or (labels is seen and not self._label_smoothing)
         if reduction == "mean" and own is not None and is_unchanged:
-            loss = own
+            loss = loss_of_answers(own, outputs, batch)
         else:
             loss = self._task_loss(outputs, _labels_of(batch, "a loss"), reduction, self._label_smoothing)
             if reduction != "mean":
