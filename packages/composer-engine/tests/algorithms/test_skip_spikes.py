@@ -159,3 +159,19 @@ def test_scaler_of_the_loop_is_an_error():
 
     with pytest.raises(RuntimeError, match="could not skip steps of Scaled, because a GradScaler"):
         end(lambda parameters: Scaled(parameters, lr=0.01, fused=True), guard())
+
+
+@pytest.mark.parametrize(("window", "is_reported"), [(8, False), (64, True)])
+def test_a_training_shorter_than_the_window_is_reported(window, is_reported, caplog):
+    """A training in which no batch was compared has a warning with the number of the first that would be."""
+    model = WithLoss(make_network())
+    optimizer = optim.SGD(model.parameters(), lr=0.01)
+    training = Training(
+        State(model, optimizers=optimizer, max_duration="20ba", train_dataloader=batches({})),
+        [SkipSpikes(window=window)],
+    )
+    training.run(20)
+    training.finish()
+
+    text = "compared none of the 20 batches, as it compares from batch 33 on with window=64"
+    assert (text in caplog.text) is is_reported

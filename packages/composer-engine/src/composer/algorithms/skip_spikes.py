@@ -114,6 +114,12 @@ class SkipSpikes(Algorithm):
                 self._finish(state, logger)
         else:
             self._report(int(state.timestamp.counts.batch))
+            if event is Event.FIT_END and 0 < self._num_batches <= self._num_before:
+                _log.warning(
+                    "SkipSpikes compared none of the %d batches, as it compares from batch %d on with window=%d; only "
+                    "values that are not finite were spikes. Choose a smaller window for a training of this length.",
+                    *(self._num_batches, self._num_before + 1, self.window),
+                )
 
     @torch.no_grad()
     def _measure(self, state: State) -> None:
@@ -168,7 +174,12 @@ class SkipSpikes(Algorithm):
         if self._history is None or self._history.shape != shape:  # another window than in the saved run
             self._history, self._num_batches = torch.full(shape, torch.nan, device=values.device), 0
         self._history = self._history.to(values.device)
-        return cf.detect_spikes(values, self._history, self.threshold, max(2, self.window // 2))
+        return cf.detect_spikes(values, self._history, self.threshold, self._num_before)
+
+    @property
+    def _num_before(self) -> int:
+        """The number of batches with which a value is compared at least."""
+        return max(2, self.window // 2)
 
     def _name(self, state: State, device: torch.device) -> Tensor:
         """Return the number of the batch, followed by the indices of its samples if they are known."""
