@@ -9,6 +9,7 @@ from torch import nn
 from composer.algorithms import (
     EMA,
     BlurPool,
+    ChannelsLast,
     ChunkedCrossEntropy,
     CutOut,
     GhostBatchNorm,
@@ -21,7 +22,7 @@ from composer.algorithms import (
     SeqLengthWarmup,
     StochasticDepth,
 )
-from composer.core import Algorithm, Event, NoEffectWarning, Stage, State
+from composer.core import Algorithm, Event, NoEffectWarning, Stage, State, Timestamp
 from composer.core.testing import Training
 from fixtures.models import WithLoss, make_transformer
 
@@ -111,6 +112,28 @@ class TestCounts:
         plan, _ = train(images_model(), images(), Matching(1), Matching(3))
 
         assert list(plan.acted.values()) == [(1, "times"), (3, "times")]
+
+    def test_another_training(self):
+        """A training that begins again counts from 0."""
+        algorithms = [MixUp(), Matching(2), BlurPool(min_channels=3)]
+        state = State(images_model(), max_duration="1ep", train_dataloader=images())
+        state.optimizers = [torch.optim.SGD(state.model.parameters(), lr=0.05)]
+        training = Training(state, algorithms)
+        for _ in range(2):
+            state.timestamp = Timestamp()
+            training.engine.run_event("fit_start")
+            training.run(3)
+            training.engine.run_event("fit_end")
+
+        assert list(training.engine.explain().acted.values()) == [(3, "times"), (2, "times"), (1, "layers")]
+
+    @pytest.mark.parametrize(("make_model", "count"), [(images_model, 1), (lambda: WithLoss(nn.Linear(8, 3)), 0)])
+    def test_memory_format(self, make_model, count):
+        """The count of a memory format is that of the layers, and 0 if there are none."""
+        batches = images() if count else [(torch.rand(4, 8), torch.arange(4) % 3)]
+        plan, texts = train(make_model(), batches, ChannelsLast())
+
+        assert (plan.acted["ChannelsLast"], len(texts)) == ((count, "layers"), 1 - count)
 
 
 class TestNeverActed:

@@ -30,7 +30,8 @@ class ChannelsLast(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Change the memory format of the model's weights."""
-        if not cf.apply_channels_last(state.model):
+        self.surgery_report = cf.apply_channels_last(state.model)
+        if not self.surgery_report:
             warn_of_no_effect(
                 f"ChannelsLast found nothing to change: {type(state.model).__name__} has no tensor with four "
                 "dimensions, or all of them are in this format already. Remove it."

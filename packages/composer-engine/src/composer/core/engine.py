@@ -281,6 +281,8 @@ class Engine:
                     warnings.warn(sentence, NoEffectWarning, stacklevel=caller_level())
         own = [one for one in entries.get(event, ()) if not self._closed or one.kind == "algorithm"]
         calls = self._calls(event, own)
+        if event is Event.FIT_START:
+            calls = (self._acts.begin_again, *calls)
         if event is Event.FIT_END:
             calls = (*calls, self._warn_of_idle)
         # The end of an epoch without batches is not enough for the check of the loop: the next one is checked again.
