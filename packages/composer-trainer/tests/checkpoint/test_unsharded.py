@@ -50,6 +50,11 @@ class TestOwn:
         assert second["resumed"] == second["run"][3:]
         assert first["resumed"] != second["resumed"]
 
+    def test_weights_alone(self, results):
+        """Both processes save the weights together, of which only the first one has a part; both know their path."""
+        files = ["layout.json", "manifest.json", "model.safetensors", "state.json"]
+        assert [result["weights"] for result in results["own"]] == [["weights-0", *files]] * 2
+
     def test_one_process_reads_the_first(self, results):
         """In another number of processes, nothing of the others is read, not even if it is damaged."""
         assert results["alone"] == 3

@@ -123,13 +123,15 @@ def own(world_size, folder):
     CheckpointSaver.save = save_without_gathering
     trainer = make_trainer(f"{folder}/own-{{rank}}", first, run_name="run")
     trainer.fit()
+    weights = Path(trainer.save_checkpoint(f"{folder}/weights-{{rank}}", weights_only=True))
     trainer.close()
     CheckpointSaver.save = save
     path = Path(folder, "own-0", "ep0-ba3")
     trainer = make_trainer(None, second, run_name="run", load_path=str(path))
     trainer.fit()
     trainer.close()
-    return {"files": [file.name for file in path.glob("process*")], "run": first.draws, "resumed": second.draws}
+    found = {"run": first.draws, "resumed": second.draws, "files": [file.name for file in path.glob("process*")]}
+    return found | {"weights": [weights.name, *sorted(file.name for file in weights.iterdir())]}
 
 
 def alone(world_size, folder):
