@@ -222,11 +222,6 @@ def _components(state: SavableState, kind: str) -> dict[str, Any]:
     return {state.component_key(component): component for component in getattr(state, kind)}
 
 
-def _evolve(state: Any, **changes: Any) -> SavableState:
-    changed: SavableState = attrs.evolve(state, **changes)
-    return changed
-
-
 def _merged(algorithms: Iterable[Any], made: Mapping[int, Any]) -> list[Any]:
     merged = list(algorithms)
     for index, algorithm in sorted(made.items()):
@@ -265,12 +260,15 @@ def compare(
         StateMismatchError: Something cannot be loaded.
     """
     findings, made = _Findings(), dict[int, Any]()
-    records = _read_algorithms(saved) if parts else _read_components(state, saved, left_out)
+    records = {} if parts else _read_components(state, saved, left_out)
     if rebuild and "model" in saved:
-        made = _rebuild_missing(state, records["algorithms"], excluded)
+        algorithms = _read_records("algorithms", saved.get("algorithms", [])) if parts else records["algorithms"]
+        made = _rebuild_missing(state, algorithms, excluded)
     if not parts:
         _compare_fields(state, saved, findings)
-        merged = _evolve(state, algorithms=_merged(state.algorithms, made)) if made else state
+        merged: Any = state
+        if made:
+            merged = attrs.evolve(merged, algorithms=_merged(state.algorithms, made))
         for kind in _RECORDS:
             if kind not in left_out:
                 own = _components(merged, kind)
@@ -309,10 +307,6 @@ def _read_components(state: SavableState, saved: Any, left_out: Collection[str])
     if problems:
         raise StateMismatchError(problems)
     return records
-
-
-def _read_algorithms(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {"algorithms": _read_records("algorithms", saved.get("algorithms", []))}
 
 
 def _read_records(kind: str, data: Any) -> dict[str, Any]:
