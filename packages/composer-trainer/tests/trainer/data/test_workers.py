@@ -24,9 +24,10 @@ def wait_forever(worker):
 
 def test_signals_of_others_are_ignored():
     """Workers load all batches, though another process sends them the signals of a job."""
+    others = multiprocessing.active_children()  # persistent workers of other tests
     batches = iterate(DataLoader(range(40), batch_size=2, num_workers=1))
     first = next(batches)
-    [worker] = multiprocessing.active_children()
+    [worker] = {*multiprocessing.active_children()}.difference(others)
 
     for name in ("TERM", "INT", "TERM"):
         subprocess.run(["kill", f"-{name}", str(worker.pid)], check=True)

@@ -108,7 +108,8 @@ class Batches:
     ) -> None:
         self.spec, self.spin = spec, spin
         # Of torch itself: a device of the state is a string to Tensor.to, which would parse it for each tensor.
-        self._device, self._epoch = torch.device(device), epoch
+        # On the CPU there is nothing to move, and walking through the containers takes time in each step.
+        self._device, self._epoch = None if device.type == "cpu" else torch.device(device), epoch
         self._loader: Any = spec.dataloader
         self._order = order = make_order(self._loader, seed)
         self.position, self.place_reader = EpochPosition(spec, order, subset_num_batches), PlaceReader(spec, order)
@@ -175,26 +176,14 @@ class Batches:
             self._check_end()
             position.set_end(position.place)
             return END
-        if batch is None:
-            raise batch_is_none("train_dataloader", position.num_batches)
+        # Algorithms may change it in place, and in_step repeats the last one; moving it makes a copy.
+        if self._may_end_apart and self._device is None:
+            batch = copy.deepcopy(batch)
+        batch = prepare_batch(batch, self.spec, self._device, "train_dataloader", position.num_batches)
         position.advance(is_own=is_own)
-        batch = self._prepared(batch)
         if self._may_be_equal:
             self._may_be_equal = False
             _warn_if_equal(batch if position.last_batch_counts else None)
-        return batch
-
-    def _prepared(self, batch: Batch) -> Batch:
-        """Return the batch on the device, with the transforms of the spec."""
-        # On the CPU there is nothing to move, and walking through the containers takes time in each step.
-        if self._device.type != "cpu":
-            batch = move_batch(batch, self._device)
-        elif self._may_end_apart:  # algorithms may change it in place, and in_step repeats the last one
-            batch = copy.deepcopy(batch)
-        if self.spec.batch_transforms is not None:
-            batch = self.spec.batch_transforms(batch)
-            if batch is None:
-                raise batch_is_none("batch_transforms of train_dataloader", self.position.num_batches - 1)
         return batch
 
     def rewind(self, epoch: int | None = None) -> None:
@@ -248,7 +237,7 @@ class Batches:
         """Load the first batch of the epoch, unless the loader is an iterator, of which it would be missing."""
         if not isinstance(self._loader, Iterator):
             for batch in itertools.islice(self._order.begin(self._epoch), 1):
-                self._prepared(batch)
+                prepare_batch(batch, self.spec, self._device, "train_dataloader", 0)
 
     def _find_next(self, saved: SavedPlace) -> None:
         """Let the place in the loader be the next batch.
@@ -339,12 +328,30 @@ class Batches:
             )
 
 
-def batch_is_none(what: str, number: int) -> ValueError:
-    """Return the error for a loader, or transforms, that returned None as a batch."""
-    return ValueError(
-        f"{what} returned None as batch {number} of the epoch (counted from 0). Every batch must hold data: does "
-        "the loader's collate_fn or a transform end without a return, or does its list or iterator hold None?"
-    )
+def prepare_batch(batch: Batch, spec: DataSpec, device: torch.device | None, name: str, number: int) -> Batch:
+    """Return a batch on a device, with the batch transforms of a spec applied.
+
+    Args:
+        batch: What the loader returned.
+        spec: The loader.
+        device: The device; None does not move it.
+        name: The name of the loader, for errors.
+        number: The number of the batch in the epoch, for errors.
+
+    Raises:
+        ValueError: The loader or its transforms returned None.
+    """
+    what = name
+    if batch is not None and device is not None:
+        batch = move_batch(batch, device)
+    if batch is not None and spec.batch_transforms is not None:
+        what, batch = f"batch_transforms of {name}", spec.batch_transforms(batch)
+    if batch is None:
+        raise ValueError(
+            f"{what} returned None as batch {number} of the epoch (counted from 0). Every batch must hold data: does "
+            "the loader's collate_fn or a transform end without a return, or does its list or iterator hold None?"
+        )
+    return batch
 
 
 def warn_of_repeats(loader: object, used: str = "trained on") -> None:

@@ -49,7 +49,7 @@ from composer.distributed import (
 from composer.distributed.samplers import in_step, is_split_by_rank, split_data
 from composer.functional.dtensors import is_sharded
 from composer.functional.nested import join
-from composer.trainer.data.batches import batch_is_none, warn_of_repeats
+from composer.trainer.data.batches import prepare_batch, warn_of_repeats
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import (
     SupportsMetrics,
@@ -400,7 +400,8 @@ def _microbatches(state: State, evaluator: Evaluator, counts: bool) -> list[tupl
 def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, counts: bool) -> None:
     """Run the model on a batch, and update the metrics if it counts."""
     state, spec, began = engine.state, evaluator.dataloader, time.perf_counter()
-    state.batch = prepare_batch(batch, spec, state, f"eval_dataloader {evaluator.label!r}", state.eval_timestamp)
+    name, number = f"eval_dataloader {evaluator.label!r}", int(state.eval_timestamp.batch)
+    state.batch = prepare_batch(batch, spec, state.device, name, number)
     num_samples, num_tokens = spec.get_num_samples_in_batch(state.batch), spec.get_num_tokens_in_batch(state.batch)
     engine.run_event(Event.EVAL_BATCH_START)
     for microbatch, is_counted in _microbatches(state, evaluator, counts):
@@ -450,7 +451,8 @@ def predict(
         engine.run_event(Event.PREDICT_START)
         for batch, counts in signals.until_stopped(_first_batches(state, spec.dataloader, subset)):
             began = time.perf_counter()
-            state.batch = prepare_batch(batch, spec, state, "dataloader", state.predict_timestamp)
+            number = int(state.predict_timestamp.batch)
+            state.batch = prepare_batch(batch, spec, state.device, "dataloader", number)
             engine.run_event(Event.PREDICT_BATCH_START)
             # The batch is its only microbatch.
             _forward(engine, spec, state.batch, Event.PREDICT_BEFORE_FORWARD, Event.PREDICT_AFTER_FORWARD)
@@ -475,9 +477,8 @@ def _targets_of(batch: Any) -> Any:
 
 def first_batch(state: State, spec: DataSpec, name: str) -> Any:
     """Return the first batch of data, on the state's device; errors call the loader ``name``."""
-    return prepare_batch(
-        next(make_order(spec.dataloader, state.rank_zero_seed).begin(0)), spec, state, name, Timestamp()
-    )
+    batch = next(make_order(spec.dataloader, state.rank_zero_seed).begin(0))
+    return prepare_batch(batch, spec, state.device, name, 0)
 
 
 def batch_to_export(state: State) -> Any:
@@ -494,22 +495,6 @@ def batch_to_export(state: State) -> Any:
         batch = first_batch(state, specs[0], "the loader whose first batch is exported")
         transform = specs[0].microbatch_transforms
         return batch if transform is None else transform(batch)
-
-
-def prepare_batch(batch: Any, spec: DataSpec, state: State, name: str, clock: Timestamp) -> Any:
-    """Return a batch on the state's device, with the batch transforms applied.
-
-    Raises:
-        ValueError: The loader, which errors call ``name``, or its transforms returned None.
-    """
-    if batch is None:
-        raise batch_is_none(name, int(clock.batch))
-    batch = move_batch(batch, state.device)
-    if spec.batch_transforms is not None:
-        batch = spec.batch_transforms(batch)
-        if batch is None:
-            raise batch_is_none(f"batch_transforms of {name}", int(clock.batch))
-    return batch
 
 
 def _forward(engine: Engine, spec: DataSpec, microbatch: Any, before: Event, after: Event) -> None:

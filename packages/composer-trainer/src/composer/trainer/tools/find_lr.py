@@ -11,15 +11,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from composer.core import DataSpec, Timestamp
+from composer.core import DataSpec
 from composer.core.step import Step
 from composer.distributed import get_world_size
 from composer.functional.checks import check_interval, check_whole
 from composer.loggers.products import import_product
 from composer.loggers.values import smoothed
+from composer.trainer.data.batches import prepare_batch
 from composer.trainer.data.order import make_order
 from composer.trainer.data.settings import check_trainable
-from composer.trainer.evaluation.evaluate import prepare_batch
 from composer.trainer.optimization import Optimization
 from composer.trainer.tools.trial import trial, weighted_microbatches
 
@@ -138,7 +138,7 @@ def _batches(spec: DataSpec, state: State) -> Iterator[Any]:
     for epoch in itertools.count():
         batch = None
         for batch in order.begin(epoch):
-            yield prepare_batch(batch, spec, state, "train_dataloader", Timestamp())
+            yield prepare_batch(batch, spec, state.device, "train_dataloader", 0)
         if batch is None:
             raise ValueError("find_lr: train_dataloader has no batches.")
 
