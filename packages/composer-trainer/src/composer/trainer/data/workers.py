@@ -1,7 +1,7 @@
 """Workers of loaders: what ends a run is decided by the process that trains, not by a signal that all processes get.
 
 ``timeout``, torchrun, batch systems and a terminal send SIGTERM or Ctrl-C to all processes of a job. Workers that end
-then fail the batch that is to be finished. The orders of ``data/order.py`` and its neighbors start workers by it.
+then fail the batch that is to be finished. The orders of ``data/order.py`` start workers by it.
 """
 
 from __future__ import annotations
