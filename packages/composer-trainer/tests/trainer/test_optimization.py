@@ -101,6 +101,15 @@ class TestScaledLoss:
             trainer.fit(duration="1ba")
 
 
+def test_second_derivatives_are_an_error():
+    """An optimizer that needs the graph of the gradients is rejected when the Trainer is created."""
+    optim = pytest.importorskip("timm.optim")
+    model = make_classifier()
+
+    with pytest.raises(ValueError, match="Adahessian needs second derivatives"):
+        small_run(model=model, optimizers=optim.Adahessian(model.parameters()))
+
+
 class TestEvaluationWeights:
     def schedule_free(self, **options):
         """Return a trainer with a schedule-free optimizer, and the optimizer."""

@@ -175,6 +175,11 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
                 "optimizers must be torch.optim.Optimizer objects, such as AdamW(model.parameters()), got "
                 f"{shortened(optimizer)}."
             )
+        if getattr(optimizer, "is_second_order", False):  # timm's name for it
+            raise ValueError(
+                f"optimizers: {type(optimizer).__name__} needs second derivatives, for which no step of the Trainer "
+                "keeps the graph. Use an optimizer of first derivatives, such as AdamW."
+            )
         for group in optimizer.param_groups:  # a checkpoint has plain data only, and OmegaConf's lists are none
             others = {name: value for name, value in group.items() if not isinstance(value, (list, tuple, str))}
             group |= {name: tuple(value) for name, value in others.items() if isinstance(value, Sequence)}
