@@ -266,6 +266,16 @@ class TestObjects:
         torch.testing.assert_close((losses * terms / terms.sum()).sum(), expected, rtol=0.1, atol=0)
         assert losses.mean() < 0.6 * expected
 
+    @pytest.mark.parametrize("name", ["maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn"])
+    def test_masks_and_keypoints_need_the_batch(self, name):
+        """Their losses are means over objects that the forward pass finds, beside others that are means over images."""
+        with torch.device("meta"):
+            module = getattr(torchvision.models.detection, name)(weights=None, weights_backbone=None, num_classes=2)
+        model = ComposerDetector(module, val_metrics=[])
+
+        assert model.loss_needs_whole_batch
+        assert model.count_loss_terms(collate_detection(draw(2))) is None
+
     def test_other_detectors_count_images(self):
         """The losses of Faster R-CNN are means over images."""
         model = ComposerDetector(tiny_faster_rcnn(), val_metrics=[])

@@ -171,15 +171,21 @@ class ComposerDetector(DetectionModel):
             The number of objects for SSD and FCOS; None for other detectors. These two divide by the places that are
             assigned to objects, so that the losses of microbatches add up to that of the batch nearly, not exactly.
         """
-        if not self.loss_needs_whole_batch:
+        if not self._is_one_of("SSD", "FCOS"):
             return None
         boxes = [target["boxes"] for target in self._targets(batch)]
         return torch.full((), sum(map(len, boxes)), device=boxes[0].device)
 
     @property
     def loss_needs_whole_batch(self) -> bool:
-        """Whether the losses are divided by a number of the batch that only the forward pass finds: in SSD and FCOS."""
-        return any(cls.__name__ in {"SSD", "FCOS"} for cls in type(self.module).__mro__)
+        """Whether losses are divided by a number of the batch that only the forward pass finds.
+
+        So are those of SSD and FCOS, and the losses of masks and keypoints.
+        """
+        return self._is_one_of("SSD", "FCOS", "MaskRCNN", "KeypointRCNN")
+
+    def _is_one_of(self, *names: str) -> bool:
+        return any(cls.__name__ in names for cls in type(self.module).__mro__)
 
     def _targets(self, batch: Any) -> list[Any]:
         return list(_images_and_targets(batch)[1])
