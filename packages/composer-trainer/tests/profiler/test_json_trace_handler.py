@@ -107,7 +107,6 @@ class TestExistingTraces:
     ("arguments", "message"),
     [
         ({"filename": "{step}.json"}, r"filename may have \{run_name\}, .* in it, nothing else in braces"),
-        ({"filename": "{epoch.__class__}.json"}, r"filename may have .* in it, nothing else in braces"),
         ({"filename": "ep\0.json"}, "filename must be the name of a file or folder"),
         ({"remote_file_name": "{}"}, "remote_file_name may have"),
         ({"num_traces_to_keep": -2}, "num_traces_to_keep must be at least -1, got -2"),

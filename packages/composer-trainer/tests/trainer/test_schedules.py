@@ -101,6 +101,9 @@ class TestKnownNumbersOfSteps:
         settings = {"optimizers": optimizer, "schedulers": make(optimizer, steps), "max_duration": max_duration}
         return small_run(model=model, **settings, **options).fit(duration=part)
 
+    @pytest.mark.filterwarnings(
+        "ignore:The epoch parameter in `scheduler.step:UserWarning"
+    )  # SequentialLR of torch 2.7
     @pytest.mark.parametrize("max_duration", ["4ep", "20ba"])
     @pytest.mark.parametrize("name", KNOWN_STEPS)
     def test_of_the_batches_warn(self, name, max_duration):

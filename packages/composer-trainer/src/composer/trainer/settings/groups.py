@@ -221,7 +221,7 @@ class Settings:
                 loading.weights_only,
                 loading.autoresume,
             ],
-            "save_folder and save_interval": [saving.save_folder is None, None if callable(every) else str(every)],
+            "save_folder and save_interval": saving.save_folder and f"every {'call' if callable(every) else every}",
         }
 
     def make_state(self) -> State:
