@@ -24,10 +24,10 @@ def wait_forever(worker):
 
 def test_signals_of_others_are_ignored():
     """Workers load all batches, though another process sends them the signals of a job."""
-    others = multiprocessing.active_children()  # persistent workers of other tests
+    others = {*multiprocessing.active_children()}  # persistent workers of other tests
     batches = iterate(DataLoader(range(40), batch_size=2, num_workers=1))
     first = next(batches)
-    [worker] = {*multiprocessing.active_children()}.difference(others)
+    [worker] = {*multiprocessing.active_children()} - others
 
     for name in ("TERM", "INT", "TERM"):
         subprocess.run(["kill", f"-{name}", str(worker.pid)], check=True)
@@ -39,9 +39,10 @@ def test_signals_of_others_are_ignored():
 def test_the_parent_ends_a_worker_that_hangs():
     """Torch terminates workers that do not end, and the program then waits for them; signals are as before."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    others = {*multiprocessing.active_children()}
     loader = DataLoader(range(4), num_workers=1, worker_init_fn=wait_forever)
     batches = iterate(loader)
-    [worker] = multiprocessing.active_children()
+    [worker] = {*multiprocessing.active_children()} - others
     time.sleep(0.5)
 
     worker.terminate()
