@@ -106,6 +106,7 @@ def train(name, way, workers, **options):
     if name == "ChunkedCrossEntropy" and count > 1 and way != "DDP":
         config = config | {"fsdp": {"reshard_after_forward": False}}  # the loss is computed after the forward pass
     SETTINGS["StochasticDepth"]["stochastic_method"] = "block" if way == "DDP" else "sample"  # FSDP2 raises for "block"
+    SETTINGS["GhostBatchNorm"]["ghost_batch_size"] = min(2, GLOBAL_BATCH // count // 2)  # less than a process has
     sampler = distributed.get_sampler(data, shuffle=True)
     if name == "InfoBatch":
         data = InfoBatchDataset(data)

@@ -12,7 +12,7 @@ from composer import Callback, DataSpec, Logger, State, Trainer
 from composer.algorithms import GradientClipping
 from composer.callbacks import MemoryMonitor, RuntimeEstimator, SpeedMonitor
 from composer.core import Batch, Evaluator, Precision, ensure_time
-from composer.core.data.spec import _default_split_batch
+from composer.core.data_spec import _default_split_batch
 from composer.core.time import TimeUnit
 from composer.loggers import InMemoryLogger, MosaicMLLogger
 from composer.loggers.mosaicml_logger import MOSAICML_PLATFORM_ENV_VAR

@@ -12,7 +12,7 @@ from torchmetrics import Metric
 
 from composer import Callback, ComposerModel, DataSpec, Evaluator, Logger, State, Time, Trainer
 from composer.callbacks.lr_monitor import LRMonitor
-from composer.core.data.spec import _split_list
+from composer.core.data_spec import _split_list
 from composer.loggers import InMemoryLogger, LoggerDestination
 from composer.metrics.nlp import LanguageCrossEntropy
 from composer.optim.scheduler import ComposerScheduler, _convert_time

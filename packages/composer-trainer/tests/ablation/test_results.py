@@ -1,5 +1,9 @@
 """The results of runs, and their file."""
 
+import json
+import math
+
+import attrs
 import pytest
 
 from composer.ablation import Study
@@ -32,6 +36,17 @@ def test_damaged_results(folder, line):
         file.write(line + "\n")
 
     with pytest.raises(ValueError, match="line 11"):
+        Study.load(folder)
+
+
+@pytest.mark.parametrize(("curve", "seconds"), [((), 1.0), (((1.0, 0.5),), 5e-324), (((1.0, math.nan),), 1.0)])
+def test_results_without_numbers(folder, curve, seconds):
+    """A run that did not fail has a curve of finite values and a time."""
+    result = Result((), 5, curve, seconds)
+    with (folder / "results.jsonl").open("a") as file:
+        file.write(json.dumps({"result": attrs.asdict(result)}) + "\n")
+
+    with pytest.raises(ValueError, match=r"line 11.*a run that did not fail has a curve of finite values"):
         Study.load(folder)
 
 
