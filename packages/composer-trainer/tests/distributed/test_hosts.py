@@ -159,6 +159,7 @@ def resumed(both_hosts, tmp_path_factory):
     return from_third
 
 
+@takes_minutes
 def test_link_is_down_for_seconds(hosts, resumed, tmp_path):
     """A training without restarts waits for the link, and ends in the bits of one resumed from before the cut."""
     started = hosts.start(tmp_path, BATCH_SECONDS="0.1", DIST_TIMEOUT="60")

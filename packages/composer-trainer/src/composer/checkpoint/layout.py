@@ -379,6 +379,9 @@ def _split(name: str, column: Sequence[tuple[TensorInfo, Region] | None]) -> _Sp
 
 def _balance(planned: Sequence[_Split], world_size: int) -> None:
     """Choose the writers of cells that several ranks have, the largest first, so that all write about equally much."""
+    different = {id(one): one for one in planned}.values()  # without replicas, many tensors share one
+    if all(len(ranks) == 1 for one in different for ranks in one.ranks):
+        return
     load, shared = [0] * world_size, []
     for one in planned:
         for cell, (size, ranks) in enumerate(zip(one.sizes, one.ranks, strict=True)):

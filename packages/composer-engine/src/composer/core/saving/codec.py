@@ -196,7 +196,8 @@ def _encode(value: Any, place: _Place, depth: int, store: _Store) -> Any:  # noq
     if kind in _SEQUENCES:
         items = []
         for index, item in enumerate(value):
-            items.append(_encode(item, (place, index), depth + 1, store))
+            # Names of parameters are most of what a list has.
+            items.append(item if type(item) is str else _encode(item, (place, index), depth + 1, store))
         if store is None:
             return kind(items)
         return items if kind is list else {_SEQUENCES[kind]: _in_order(items) if kind in (set, frozenset) else items}
