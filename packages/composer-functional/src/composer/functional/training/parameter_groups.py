@@ -36,8 +36,9 @@ def parameter_groups(
     the residual blocks in the stages of a ResNet. Towers that process different inputs, such as texts and images, have
     depths of their own. Of a model of timm the depths are those that its ``group_matcher()`` defines. Those of the same
     network in another library may differ: timm's PvtV2 and MaxViT have one for each stage, its DINOv2 has no head, and
-    where the first block belongs to the stem, or the last one to the head, as in MobileNetV2 and MobileViT of
-    Transformers and MobileNetV3 and MNASNet of torchvision, there are fewer blocks.
+    where the first block belongs to the stem, or the last one to the head, as in MobileNetV2, MobileViT and MobileViTV2
+    of Transformers and MobileNetV3 and MNASNet of torchvision, there are fewer blocks. Transformers' MobileNetV1 and
+    torchvision's GoogLeNet have more, as each convolution is one.
 
     A tied parameter occurs once, at the depth where it occurs first, and without decay if one of its places has none.
     Frozen parameters are left out, as by timm.
