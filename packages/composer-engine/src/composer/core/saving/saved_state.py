@@ -148,23 +148,17 @@ class SchedulerRecord(Record):
 
 
 @attrs.frozen
-class CallbackRecord(Record):
+class CallbackRecord(SchedulerRecord):
     """What is saved of a callback."""
 
-    key: str
-    state: dict[Any, Any]
     name: str
     settings: dict[Any, Any]
 
 
 @attrs.frozen
-class AlgorithmRecord(Record):
+class AlgorithmRecord(CallbackRecord):
     """What is saved of an algorithm."""
 
-    key: str
-    state: dict[Any, Any]
-    name: str
-    settings: dict[Any, Any]
     required_on_load: bool
 
 
