@@ -152,7 +152,6 @@ class TestEarlyStopper:
         ("options", "message"),
         [
             ({"monitor": "score"}, "one of ['eval/Score'], got 'eval/score'; did you mean 'eval/Score'?"),
-            ({"dataloader_label": "evaal"}, "got 'evaal/Score'; did you mean 'eval/Score'?"),
             ({"dataloader_label": "train"}, "got 'train/Score'; did you mean 'eval/Score'?"),
             ({"dataloader_label": ""}, "got 'Score'; did you mean 'eval/Score'?"),
             ({"monitor": "loss"}, "got 'eval/loss'. For a loss, add LossMetric(loss_fn)"),

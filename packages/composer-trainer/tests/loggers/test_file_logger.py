@@ -100,15 +100,17 @@ class TestFileLogger:
 
         assert lines(tmp_path / "blur" / "logs-rank0.txt") == []
 
-    def test_existing_file_raises(self, make_loop, tmp_path):
-        """Nothing that was measured is written over by accident."""
+    def test_an_existing_file_is_appended_to(self, make_loop, tmp_path):
+        """Nothing that was measured is written over by accident: lines are added, with a warning."""
         path = tmp_path / "log.txt"
         path.write_text("precious")
 
-        with pytest.raises(FileExistsError, match=r"log\.txt.*overwrite=True"):
-            make_loop(FileLogger(str(path)))
+        with pytest.warns(UserWarning, match=r"log\.txt.*overwrite=True"):
+            make_loop(FileLogger(str(path)), run_name="second").fit().engine.close()
 
-        assert path.read_text() == "precious"
+        first, second, *_ = path.read_text().splitlines()
+        assert first == "precious"
+        assert json.loads(second)["run_name"] == "second"
 
     def test_a_link_raises(self, make_loop, tmp_path):
         """A link to a file is not followed, which may be a file of somebody else."""
@@ -355,10 +357,3 @@ class TestResuming:
             "size": (tmp_path / "a").stat().st_size,
             "first_line": hashlib.sha256(first_line).hexdigest(),
         }
-
-    def test_new_run_preserves_an_earlier_file(self, make_loop, tmp_path):
-        """A new run does not change the file of an earlier one of its name."""
-        make_loop(FileLogger(str(tmp_path / "a")), run_name="a").fit().engine.close()
-
-        with pytest.raises(FileExistsError, match="overwrite=True"):
-            make_loop(FileLogger(str(tmp_path / "a")), run_name="a")

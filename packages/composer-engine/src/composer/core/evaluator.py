@@ -75,6 +75,10 @@ def _to_names(names: str | Iterable[str] | None) -> list[str] | None:
     return None if names is None else to_strings("metric_names", names)
 
 
+def _to_data_spec(dataloader: DataSpec | Iterable[Any] | None) -> DataSpec:
+    return ensure_data_spec([] if dataloader is None else dataloader)
+
+
 def _to_eval_interval(interval: EvalInterval | Time | str | int | None) -> EvalInterval | None:
     return interval if interval is None or callable(interval) else evaluate_periodically(interval)
 
@@ -85,7 +89,7 @@ class Evaluator(NamesArguments):
 
     Args:
         label: Its name in logs: ``metrics/<label>/<metric>``.
-        dataloader: A data loader or a :class:`DataSpec`.
+        dataloader: A data loader or a :class:`DataSpec`; None for one without batches, which cannot be evaluated.
         metric_names: The names of the model's metrics to compute; all if None.
         subset_num_batches: The number of batches to evaluate, -1 for all; None uses the trainer's setting.
         eval_interval: The interval: a time, a string, a number of epochs, or a function ``f(state, event) -> bool``
@@ -105,7 +109,7 @@ class Evaluator(NamesArguments):
     """
 
     label: str = attrs.field(validator=is_string)
-    dataloader: DataSpec = attrs.field(converter=ensure_data_spec)
+    dataloader: DataSpec = attrs.field(converter=_to_data_spec)
     metric_names: list[str] | None = attrs.field(default=None, converter=_to_names)
     subset_num_batches: int | None = attrs.field(default=None, validator=optional(is_subset))
     eval_interval: EvalInterval | None = attrs.field(default=None, converter=_to_eval_interval)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -105,16 +106,19 @@ class MetricStopper(Callback, abc.ABC):
         """Check that the metric exists.
 
         Raises:
-            ValueError: There is no such label and metric, or nothing defines whether more is better.
+            ValueError: The data with this label have no such metric, or nothing defines whether more is better.
         """
         if not state.timestamp.count(TimeUnit.BATCH):
             reset_fields(self)
         self.is_fitting = True
         metrics = _metrics_of(state)
         known = metrics.get(self.dataloader_label, {})
-        if not any(self.monitor == one or self.monitor.startswith(f"{one}/") for one in known):
+        if self.dataloader_label and self.dataloader_label not in metrics:
+            warnings.warn(f"The training is never stopped. {self._no_such_metric(metrics)}", stacklevel=2)
+        elif not any(self.monitor == one or self.monitor.startswith(f"{one}/") for one in known):
             raise self._no_such_metric(metrics)
-        self.is_better(0.0, 0.0, state)
+        else:
+            self.is_better(0.0, 0.0, state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Ignore evaluations after training."""

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,14 +83,14 @@ class FileLogger(GatheringLogger):
             separately.
         log_traces: Whether to write which algorithms ran, if the run logs it.
         flush_interval: Batches between two flushes.
-        overwrite: Whether to overwrite an existing file.
+        overwrite: Whether to overwrite an existing file; otherwise lines are appended to it, with a warning.
         every: How often metrics are logged: a time, a string or a number of epochs; always if None.
 
     Raises:
         ValueError: A name contains another field in braces, or ``flush_interval`` or ``buffer_size`` is out of range.
             At ``INIT``: another FileLogger of the run writes to the file, or there is a ``remote_file_name`` and no
             logger stores files.
-        FileExistsError: When the file is created: it is a link, or exists and is not continued without ``overwrite``.
+        FileExistsError: When the file is created: it is a link.
 
     Example:
         >>> FileLogger("runs/{run_name}/metrics.jsonl", flush_interval=10).filename
@@ -205,18 +206,22 @@ class FileLogger(GatheringLogger):
         if is_file and self.path.is_symlink():  # which may lead to a file of somebody else
             raise FileExistsError(f"filename must not be a link to a file, got {str(self.path)!r}: remove it.")
         is_saved_file = is_file and saved is not None and saved.is_file_at(self.path)
-        if is_saved_file or (is_file and self.is_resumed and _is_of_run(self.path, state.run_name)):
+        is_continued = is_saved_file or (is_file and self.is_resumed and _is_of_run(self.path, state.run_name))
+        if is_continued:
             size = saved.size if saved is not None and is_saved_file else None
             _cut_off(self.path, size, int(state.timestamp.count(TimeUnit.BATCH)))
         else:
-            try:
-                self.path.open("wb" if self.overwrite else "xb").close()
-            except FileExistsError:
-                raise FileExistsError(
-                    f"filename names {str(self.path)!r}, which exists. Set overwrite=True to overwrite it, choose "
-                    "another name, or add {run_name} to it; with several processes also add {rank}."
-                ) from None
-        if not self.path.stat().st_size:
+            earlier = self.path.read_bytes() if is_file and not self.overwrite else b""
+            if earlier:
+                warnings.warn(
+                    f"filename names {str(self.path)!r}, which exists: lines are appended to it. Set overwrite=True to "
+                    "overwrite it, choose another name, or add {run_name} to it; with several processes also add "
+                    "{rank}.",
+                    stacklevel=2,
+                )
+            with self.path.open("wb" if self.overwrite else "ab") as file:
+                file.write(b"" if earlier[-1:] in {b"", b"\n"} else b"\n")
+        if not is_continued or not self.path.stat().st_size:
             self._records.insert(0, {**self._clock(None), "run_name": state.run_name})
         self._is_open = True
         self.flush()

@@ -191,19 +191,10 @@ def completed(state: State, t_max: Time, ssr: float) -> float:
 
 
 def after_warmup(schedule: WarmsUp, state: State, ssr: float, t_max: Time | None = None) -> tuple[float, float]:
-    """Return the completed fractions of the warm-up and of the rest of ``t_max``; the rest is 0 without ``t_max``.
-
-    Raises:
-        ValueError: The warm-up is longer than ``t_max``.
-    """
+    """Return the completed fractions of the warm-up and of the rest of ``t_max``; the rest is 0 without ``t_max``."""
     ends = () if t_max is None else (_end(state, t_max, ssr),)
     done, (warmup, *wholes) = position(state, _warmup(schedule, ssr), *ends)
     for whole in wholes:
-        if warmup > whole:
-            raise ValueError(
-                f"t_warmup must not be longer than t_max, which includes it; got t_warmup={schedule.t_warmup} and "
-                f"t_max={t_max} in a training of {state.max_duration} with a scale schedule ratio of {ssr}."
-            )
         if done >= warmup:
             return 1.0, fraction_of(done - warmup, whole - warmup)
     return (done / warmup if done < warmup else 1.0), 0.0

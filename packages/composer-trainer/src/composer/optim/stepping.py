@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import math
 import numbers
+import warnings
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
@@ -46,7 +47,12 @@ class SteppingOptimizer(NamesArguments, Optimizer, abc.ABC):
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group; its ``initial_lr`` defaults to its learning rate."""
         group = {**self.defaults, **param_group}
-        check_interval("lr", group["lr"], 0, math.inf, "It is the learning rate.", open_high=True)
+        check_interval("lr", self.defaults["lr"], 0, math.inf, "It is the learning rate.", open_high=True)
+        check_interval(
+            "lr", group["lr"], -math.inf, math.inf, "It is the learning rate.", open_low=True, open_high=True
+        )
+        if group["lr"] < 0:
+            warnings.warn(f"lr={group['lr']} of a group is negative: its parameters ascend the gradient.", stacklevel=3)
         meaning = "It is the fraction of the weights that a step removes."
         check_interval("weight_decay", group["weight_decay"], 0, math.inf, meaning, open_high=True)
         if "rounding" in group:

@@ -268,13 +268,6 @@ class TestErrors:
         with pytest.raises(ValueError, match="eval_dataloader"):
             small_run().eval()
 
-    def test_unknown_metric(self):
-        """An unknown metric raises at construction, with the model's metrics."""
-        evaluator = Evaluator(label="eval", dataloader=make_loader(), metric_names=["F1"])
-
-        with pytest.raises(ValueError, match=r"'F1'.*MulticlassAccuracy"):
-            small_run(eval_dataloader=evaluator)
-
     def test_model_without_metrics(self):
         """A model without metrics raises when it is evaluated."""
 

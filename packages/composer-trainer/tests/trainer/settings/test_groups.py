@@ -146,7 +146,7 @@ class TestNames:
             ({"max_duration": 1.5}, "max_duration must be a Time or a string"),
             ({"eval_interval": "often"}, "eval_interval must be a number followed by a unit"),
             ({"eval_interval": "-1ep"}, r"eval_interval must be 0 \(never\) or more"),
-            ({"save_interval": "often"}, "save_interval must be a number followed by a unit"),
+            ({"save_interval": "often", "save_folder": "runs"}, "save_interval must be a number followed by a unit"),
             ({"save_interval": "-1ep", "save_folder": "runs"}, r"save_interval must be 0 \(never\) or more"),
             ({"save_num_checkpoints_to_keep": -5}, "save_num_checkpoints_to_keep must be -1"),
             ({"console_log_interval": "often"}, "console_log_interval must be a number followed by a unit"),

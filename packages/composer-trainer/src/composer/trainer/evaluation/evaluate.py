@@ -231,16 +231,17 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
     for evaluator in evaluators:
         if evaluator.dataloader.length == 0:
             raise ValueError(
-                f"The loader of {evaluator.label!r} has no batches to evaluate on: its data set is empty, or smaller "
-                "than one batch with drop_last=True."
+                f"The loader of {evaluator.label!r} has no batches to evaluate on: it is None, or its data set is "
+                "empty, or smaller than one batch with drop_last=True."
             )
         chosen = set(metrics) if evaluator.metric_names is None else set()
         for pattern in evaluator.metric_names or ():
             matches = fnmatch.filter(metrics, pattern)
             if not matches:
-                raise ValueError(
-                    f"Evaluator {evaluator.label!r} names the metric {pattern!r}, but the model has "
-                    f"{list(metrics)}{nearest_metric(pattern, metrics)}"
+                warnings.warn(
+                    f"Evaluator {evaluator.label!r} names the metric {pattern!r}, which is not computed: the model has "
+                    f"{list(metrics)}{nearest_metric(pattern, metrics)}",
+                    stacklevel=2,
                 )
             chosen.update(matches)
         # Copies, because each evaluator counts its own samples.

@@ -18,7 +18,7 @@ from composer.checkpoint.folder import Manifest, check_folder
 from composer.checkpoint.loading import LoadRequest
 from composer.checkpoint.run_folder import check_keep_last
 from composer.checkpoint.saver import CheckpointSaver, SaveInterval
-from composer.core import Engine, Interval, State
+from composer.core import Engine, State
 from composer.core.checks import by_name, is_flag, to_path, to_strings
 from composer.core.evaluator import more_is_better, unknown_metric
 from composer.core.passes import Passes
@@ -173,11 +173,6 @@ def _manifests(place: str, run_name: str) -> list[Manifest]:
     return [one for one in manifests if one is not None and one.run_name == run_name]
 
 
-def _check_save_interval(name: str, interval: SaveInterval) -> None:
-    if not callable(interval):
-        Interval.named(name, interval)
-
-
 @attrs.frozen
 class Saving:
     """The arguments of a :class:`~composer.Trainer` about the checkpoints that it saves; see there."""
@@ -186,7 +181,7 @@ class Saving:
     save_filename: str
     save_latest_filename: str | None
     save_overwrite: bool = attrs.field(validator=is_flag)
-    save_interval: SaveInterval = attrs.field(validator=by_name(_check_save_interval))
+    save_interval: SaveInterval
     save_weights_only: bool = attrs.field(validator=is_flag)
     save_ignore_keys: IgnoreKeys
     save_num_checkpoints_to_keep: int = attrs.field(validator=by_name(check_keep_last))

@@ -1,0 +1,69 @@
+"""Arguments that programs for MosaicML Composer train with are accepted, with a warning that says what happens."""
+
+import pytest
+import torch
+
+from composer.callbacks import EarlyStopper
+from composer.core import Evaluator
+from composer.optim import DecoupledAdamW, DecoupledSGDW
+from composer.optim import scheduler as schedules
+from fixtures import make_loader, small_run, trained
+
+
+@pytest.mark.parametrize("kind", ["Constant", "Linear", "CosineAnnealing", "Polynomial"])
+def test_a_warmup_longer_than_the_training(kind):
+    """The rate grows until the training ends."""
+    schedule = getattr(schedules, f"{kind}WithWarmupScheduler")(t_warmup="100ba")
+
+    with pytest.warns(UserWarning, match="t_warmup=100ba is longer than the training of 4ba"):
+        trainer = trained(max_duration="4ba", schedulers=schedule)
+
+    assert trainer.state.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 4 / 100)
+
+
+@pytest.mark.parametrize("optimizer", [DecoupledSGDW, DecoupledAdamW])
+def test_a_group_ascends(optimizer):
+    """A negative rate of a group moves its parameters the other way, as multipliers of constraints need it."""
+    moved = []
+    for rate in (0.01, -0.01):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        with pytest.warns(UserWarning, match="lr=-0.01 of a group is negative"):
+            steps = optimizer([{"params": [parameter], "lr": rate}, {"params": [], "lr": -0.01}], lr=0.1)
+        parameter.sum().backward()
+        steps.step()
+        moved.append(parameter.item())
+
+    assert moved == pytest.approx([-0.01, 0.01])
+
+
+def test_an_unknown_metric_of_an_evaluator():
+    """The metrics that the model has are computed."""
+    evaluator = Evaluator(label="eval", dataloader=make_loader(), metric_names=["MulticlassAccuracy", "F1"])
+
+    with pytest.warns(UserWarning, match=r"'F1', which is not computed: the model has .*MulticlassAccuracy"):
+        trainer = trained(eval_dataloader=evaluator)
+
+    assert list(trainer.state.eval_metric_values["eval"]) == ["MulticlassAccuracy"]
+
+
+def test_a_stopper_of_data_that_are_not_evaluated():
+    """The training runs to its end."""
+    stopper = EarlyStopper("MulticlassAccuracy", "other")
+
+    with pytest.warns(UserWarning, match=r"never stopped.*labelled 'other'.*did you mean 'eval/MulticlassAccuracy'"):
+        trainer = trained(max_duration="2ep", eval_dataloader=make_loader(), callbacks=stopper)
+
+    assert trainer.state.timestamp.epoch == 2
+
+
+def test_an_evaluator_without_data():
+    """It can be constructed; the error is raised where it would be evaluated."""
+    evaluator = Evaluator(label="eval", dataloader=None, metric_names=["MulticlassAccuracy"])
+
+    with pytest.raises(ValueError, match="loader of 'eval' has no batches"):
+        small_run(eval_dataloader=evaluator)
+
+
+def test_an_empty_save_interval():
+    """Without a folder to save to, the interval is not read."""
+    assert trained(save_interval="").state.timestamp.epoch == 1
