@@ -13,6 +13,7 @@ MODULES = [
     "composer.compat",
     "composer.distributed",
     "composer.export",
+    "composer.foreign",
     "composer.loggers",
     "composer.callbacks",
     "composer.checkpoint",

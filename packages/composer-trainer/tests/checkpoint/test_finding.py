@@ -1,10 +1,9 @@
 """Finding the newest complete checkpoint."""
 
-import fsspec
 import pytest
 
 from composer.checkpoint import CheckpointError, find_checkpoints, finding, newest_checkpoint, save_checkpoint
-from composer.checkpoint.finding import agreed_path, is_weights_file, locate
+from composer.checkpoint.finding import agreed_path, locate
 
 
 @pytest.fixture
@@ -102,24 +101,6 @@ class TestLocate:
 
         with pytest.raises(CheckpointError, match=rf"link {reason}"):
             locate(tmp_path / "link")
-
-
-def test_names_with_the_ending_of_weights(tmp_path):
-    """Only a checkpoint takes the place of a file that is not there, also at a URL; one that cannot be read is none."""
-    (tmp_path / "bert").mkdir()
-    files = fsspec.filesystem("memory")
-    files.pipe({"/names/ep1/manifest.json": b"", "/names/ep2.pt": b"", "/names/ep2/manifest.json": b""})
-
-    assert is_weights_file("nowhere://bucket/model.pt")
-    assert is_weights_file(tmp_path / "bert.pt")
-
-    (tmp_path / "bert" / "manifest.json").touch()
-
-    assert not is_weights_file(tmp_path / "bert.pt")
-    assert not is_weights_file(tmp_path / "bert-rank0.pt")
-    assert not is_weights_file("memory://names/ep1-rank0.pt")
-    assert is_weights_file("memory://names/ep2.pt")
-    assert is_weights_file("memory://names/ep3.pt")
 
 
 def test_link_is_resolved_by_rank_zero(runs, tmp_path, monkeypatch):

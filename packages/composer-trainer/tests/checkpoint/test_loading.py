@@ -16,6 +16,7 @@ from composer.checkpoint import (
     save_checkpoint,
 )
 from composer.core import Callback, Engine, Event, StateMismatchError, evaluation_weights
+from composer.foreign import ForeignFile
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ class TestCompleteCheckpoints:
         (saved.parent / "inner").mkdir()
         (saved.parent / "inner" / "latest").write_text("..")
 
-        with pytest.raises(CheckpointError, match=r"latest/manifest\.json is missing, so this is no checkpoint"):
+        with pytest.raises(CheckpointError, match=r"latest is a file, and not the name of a checkpoint here"):
             load_checkpoint(saved.parent / "inner" / "latest", later)
 
     def test_missing_path_raises(self, later, tmp_path):
@@ -576,16 +577,16 @@ class TestWeightsOnly:
         weights = runs.make().model.state_dict()
         save_file({prefix + name: value for name, value in weights.items()}, tmp_path / "weights.safetensors")
 
-        load_checkpoint(tmp_path / "weights.safetensors", later, weights_only=True)
+        load_checkpoint(ForeignFile(tmp_path / "weights.safetensors"), later, weights_only=True)
 
         assert runs.same_tensors(later.model.state_dict(), weights)
         with pytest.raises(CheckpointError, match="is a file of weights, not a checkpoint; set weights_only"):
-            load_checkpoint(tmp_path / "weights.safetensors", later)
+            load_checkpoint(ForeignFile(tmp_path / "weights.safetensors"), later)
 
     def test_missing_file_raises(self, later):
         """A missing file raises an error."""
         with pytest.raises(CheckpointError, match=r"nowhere\.pt does not exist"):
-            load_checkpoint("nowhere.pt", later, weights_only=True)
+            load_checkpoint(ForeignFile("nowhere.pt"), later, weights_only=True)
 
 
 class TestContents:

@@ -24,6 +24,7 @@ from composer.compat.replacements import (
 )
 from composer.core import Callback, Event
 from composer.distributed.config import ParallelismConfig as Config
+from composer.foreign.fsdp1 import translate_sections
 from fixtures import small_run
 
 
@@ -148,7 +149,7 @@ def test_functions_are_tried_again():
 )
 def test_settings_of_fsdp(given, reshards):
     """Composer's objects are accepted as the settings of FSDP2, without those of FSDP1."""
-    settings = Config.from_arguments(given, None)
+    settings = Config.from_arguments(translate_sections(given), None)
 
     assert settings.fsdp.reshard_after_forward is reshards
 
@@ -158,7 +159,9 @@ def test_settings_of_tensor_parallelism(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     tp = TPConfig(tensor_parallel_degree=2, layer_plan={"*.in": "colwise"})
 
-    sharded, replicated = (Config.from_arguments(ParallelismConfig(fsdp, tp), None) for fsdp in (FSDPConfig(), None))
+    sharded, replicated = (
+        Config.from_arguments(translate_sections(ParallelismConfig(fsdp, tp)), None) for fsdp in (FSDPConfig(), None)
+    )
 
     assert (sharded.mesh.tp, sharded.mesh.shard, sharded.tp.plan) == (2, 2, {"*.in": "colwise"})
     assert (replicated.mesh.tp, replicated.mesh.replicate, replicated.mesh.shard) == (2, 2, 1)
@@ -179,7 +182,7 @@ def test_replicas_of_sharded_models(monkeypatch, given, mesh, reshards):
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
 
-    settings = Config.from_arguments({"fsdp": given}, None)
+    settings = Config.from_arguments(translate_sections({"fsdp": given}), None)
 
     assert (settings.mesh.replicate, settings.mesh.shard, settings.mesh.tp) == mesh
     assert settings.fsdp.reshard_after_forward is reshards

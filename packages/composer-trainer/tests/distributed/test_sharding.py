@@ -125,7 +125,6 @@ class TestSettings:
         ("config", "error", "message"),
         [
             ({"nothing": 3}, ValueError, "takes auto_wrap, .* got 'nothing'"),
-            ({"sharding_strategy": "NO_SHARD"}, ValueError, "must be one of FULL_SHARD, .* got 'NO_SHARD'"),
             ({"mixed_precision": "HALF"}, ValueError, "mixed_precision"),
             ({"auto_wrap": 3}, TypeError, "auto_wrap must be True, False, or classes of modules or their names, got 3"),
             ({"auto_wrap": [3]}, TypeError, r"auto_wrap must be .* got \(3,\)"),

@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys
-from composer.checkpoint.finding import agreed_path
 from composer.checkpoint.loading import LoadedCheckpoint, LoadRequest
 from composer.core import Callback, Event, Logger, State
 from composer.core.checks import to_path
+from composer.foreign.files import agreed_source
 from composer.functional.checks import check_flags
 
 _EVENTS = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START)
@@ -91,4 +91,4 @@ def load_checkpoint(
 ) -> LoadedCheckpoint:
     """Load a checkpoint in all processes, which agree on it; a program may replace this function."""
     request = LoadRequest(state, logger=logger, weights_only=load_weights_only, **settings)
-    return request.load_in_all_processes(agreed_path(path))
+    return request.load_in_all_processes(agreed_source(path))

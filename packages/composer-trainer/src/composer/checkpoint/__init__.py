@@ -12,7 +12,6 @@ from composer.checkpoint.inspection import merge_weights, show_checkpoint, verif
 from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
 from composer.checkpoint.run_folder import KeepBest
 from composer.checkpoint.saving import save_checkpoint
-from composer.checkpoint.torch_files import load_torch_weights
 from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 
@@ -28,7 +27,6 @@ __all__ = [
     "Manifest",
     "find_checkpoints",
     "load_checkpoint",
-    "load_torch_weights",
     "merge_weights",
     "newest_checkpoint",
     "save_checkpoint",

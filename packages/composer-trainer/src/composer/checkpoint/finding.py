@@ -8,10 +8,8 @@ all have to call :func:`agreed_path` or :func:`agreed_newest`, load from the pat
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import re
 import warnings
 from functools import partial
 from pathlib import Path
@@ -25,8 +23,6 @@ from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import Timestamp
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
-
-_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
 @attrs.frozen
@@ -153,7 +149,7 @@ def agreed_path(path: str, folder: str | os.PathLike[str] | None = None) -> str:
     undamaged one is chosen by :func:`agreed_newest`.
 
     Args:
-        path: The path of a checkpoint or of a file of weights. That of rank 0 is used.
+        path: The path of a checkpoint. That of rank 0 is used.
         folder: Where to look for ``"latest"``.
 
     Raises:
@@ -167,7 +163,7 @@ def agreed_path(path: str, folder: str | os.PathLike[str] | None = None) -> str:
         return path
     is_folder = False
     with failing_in_all_processes("cannot be loaded: looking for it", partial(CheckpointError, path)):
-        if get_global_rank() == 0 and not is_weights_file(path):
+        if get_global_rank() == 0:
             parent, name = follow(path, folder)
             path, is_folder = (str(parent), True) if name is None else (parent.at(name), False)
     path, is_folder = from_rank_zero((path, is_folder))
@@ -206,23 +202,11 @@ def agreed_newest(
     return None
 
 
-def is_weights_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether the ending of a path is that of a single file of weights; False for a local folder.
-
-    Example:
-        >>> is_weights_file("resnet.pt"), is_weights_file("runs/ep3-ba1200")
-        (True, False)
-    """
-    text = str(path)
-    is_file = text.endswith(_WEIGHTS) and (is_remote(text) or not local_path(text).is_dir())
-    return is_file and _folder_of_file(text) is None
-
-
 def follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None) -> tuple[Folder, str | None]:
     """Return as :func:`locate`, but None in place of the name if the newest one of the folder is to be chosen."""
     if not str(path):
         raise CheckpointError("''", "is not the path of a checkpoint.")
-    text = _folder_of_file(str(path)) or str(path)
+    text = str(path)
     if text.rstrip("/") == "latest" and folder is not None:
         return open_folder(folder), None
     if not is_remote(text):
@@ -242,6 +226,9 @@ def follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None) 
         name = latest
     elif not opened.exists(name):
         raise MissingCheckpointError(path)
+    elif not is_remote(text) and Path(text).is_file():
+        what = "is a file, and not the name of a checkpoint here: load one of weights by composer.foreign.ForeignFile."
+        raise CheckpointError(path, what)
     inside = open_folder(opened.at(name))
     if not inside.exists(MANIFEST) and any(found.is_complete for found in find_checkpoints(inside)):
         return inside, None
@@ -307,16 +294,3 @@ def _order(found: FoundCheckpoint) -> tuple[bool, tuple[int, int, int], str]:
     if found.manifest is None:
         return (False, (0, 0, 0), found.name)
     return (True, clock_order(found.manifest.timestamp), found.manifest.created)
-
-
-def _folder_of_file(text: str) -> str | None:
-    """Return the checkpoint that is there in place of a file of MosaicML Composer, ``ep1-rank0.pt``; else None."""
-    if not text.endswith(".pt") or text.startswith("http"):  # a site is not asked for the names in a folder
-        return None
-    parent, file = split_path(text)
-    folder, inside = open_folder(parent), "" if is_remote(text) else f"/{MANIFEST}"  # a link at a URL is a file
-    names = file.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", file)
-    with contextlib.suppress(CheckpointError, ImportError):  # what opens the file raises it
-        if not folder.exists(file):
-            return next((folder.at(one) for one in names if folder.exists(f"{one}{inside}")), None)
-    return None

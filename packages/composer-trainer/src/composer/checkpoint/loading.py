@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,6 @@ import attrs
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from composer.checkpoint.composer_files import ComposerFile, names_here
 from composer.checkpoint.contents import (
     BESIDE_STATE,
     OWN_PROCESS,
@@ -35,10 +35,9 @@ from composer.checkpoint.contents import (
     remove_ignored,
 )
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from composer.checkpoint.finding import agreed_path, is_weights_file, open_checkpoint
+from composer.checkpoint.finding import agreed_path, open_checkpoint
 from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, dictionary
 from composer.checkpoint.reading import OpenCheckpoint, references, sharded_like
-from composer.checkpoint.torch_files import read_weights_file
 from composer.core import LoadReport, Logger, State, StateMismatchError, join_tensors
 from composer.core.checks import caller_level, to_strings
 from composer.core.passes import Passes
@@ -110,9 +109,8 @@ def load_checkpoint(
 
     Args:
         path: A checkpoint's folder or URL, or a link to one; a folder of checkpoints, for its newest undamaged
-            one; ``"latest"``, for the newest undamaged one in ``folder``; or, with ``weights_only``, a file of weights:
-            safetensors, a ``state_dict``. A ``.pt`` checkpoint of MosaicML Composer is also loaded without
-            ``weights_only``: the model, optimizers and clock; a warning names what is not restored.
+            one; ``"latest"``, for the newest undamaged one in ``folder``; or a file, as
+            :class:`composer.foreign.ForeignFile`.
         state: The run.
         folder: Where to look for ``"latest"``.
         weights_only: Whether to load only the model's weights: those that the run was evaluated with, such as the
@@ -161,7 +159,8 @@ def load_checkpoint(
     if not is_sharded(state.model):
         return request.apply(*request.check(path))
     # A link may change, or a file system be behind, between the reads of two processes.
-    return request.load_in_all_processes(agreed_path(os.fspath(path), folder))
+    source = path if isinstance(path, Source) else agreed_path(os.fspath(path), folder)
+    return request.load_in_all_processes(source)
 
 
 @attrs.frozen
@@ -219,7 +218,10 @@ class LoadRequest:
 
     def read(self, path: str | os.PathLike[str]) -> SavedRun:
         """Read what is to be loaded of a checkpoint or file; of a checkpoint's weights, only the shapes."""
-        saved = self._read_file(str(path)) if is_weights_file(path) else self._read_folder(path)
+        if isinstance(path, Source):
+            saved = path.read(self.state, weights_only=self.weights_only)
+        else:
+            saved = self._read_folder(path)
         saved.leave_out(self.ignore_keys, [*self.state.serialized_attributes, "extra"], is_part=self.weights_only)
         if self.weights_only:
             saved.use_averages(model_state.first_names(self.state.model))
@@ -289,34 +291,10 @@ class LoadRequest:
             )
         return SavedRun.read(opened, self.state, weights_only=self.weights_only)
 
-    def _read_file(self, path: str) -> SavedRun:
-        """Read a file of weights or of MosaicML Composer."""
-        weights, content = read_weights_file(path)
-        composer = ComposerFile.of(content)
-        if composer is None and not self.weights_only:
-            raise CheckpointError(
-                path, "is a file of weights, not a checkpoint; set weights_only (load_weights_only of a Trainer)."
-            )
-        own = self.state.get_model_state_dict()
-        names = names_here(weights, own)
-        if composer is None:
-            return SavedRun(path, {"model": {new: weights[name] for name, new in names.items()}})
-        ignored = composer.left_out(self.state)
-        if self.weights_only:
-            data = composer.model(names, averaged=True)
-            unread = {name: part for name, part in composer.state.items() if name not in data}
-            return SavedRun(path, data, unread=unread, ignored=ignored)
-        data, lacking = composer.to_saved(names, self.state)
-        warning = (
-            f"{path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
-            f"have there: not restored are {', '.join(lacking)}."
-        )
-        return SavedRun(path, data, ignored=ignored, warnings=[warning])
-
 
 @attrs.define
 class SavedRun:
-    """What was read of a checkpoint or file, without what is not loaded.
+    """What was read of a checkpoint or another source, without what is not loaded.
 
     Args:
         path: The checkpoint or file.
@@ -452,6 +430,23 @@ class SavedRun:
             model = self.data["model"]
             names = {name for name, one in model.items() if isinstance(one, Tensor) and one.is_meta}
             self.data["model"] = model | self.opened.tensors(MODEL, self.likes, names)
+
+
+class Source(os.PathLike[str]):
+    """What is loaded in place of a checkpoint of this library, such as a file of another one.
+
+    Attributes:
+        path: Where it is, for messages.
+    """
+
+    path: str
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    @abstractmethod
+    def read(self, run: State, *, weights_only: bool) -> SavedRun:
+        """Return what it contains, or only what the weights of a run need; called in each process."""
 
 
 def _has_training_weights(data: Mapping[str, Any]) -> bool:

@@ -17,7 +17,6 @@ from composer.checkpoint.contents import IgnoreKeys
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.folder import is_remote
 from composer.checkpoint.inspection import verify_checkpoint
-from composer.checkpoint.torch_files import read_torch_file
 from composer.core import Logger, State, Timestamp
 from composer.core.data.batches import move_batch
 from composer.core.former import with_clock
@@ -29,6 +28,8 @@ from composer.distributed import (
     get_node_rank,
     get_world_size,
 )
+from composer.foreign.files import source_of
+from composer.foreign.torch_files import read_torch_file
 
 PLACEHOLDERS = "{run_name}, {rank}, {local_rank}, {world_size}, {local_world_size}, {node_rank}"
 PLACEHOLDERS_WITH_TIME = f"{PLACEHOLDERS}, {', '.join(f'{{{name}}}' for name in Timestamp().state_dict())}"
@@ -233,7 +234,7 @@ def load_checkpoint(
     """
     del progress_bar
     checkpoint.load_checkpoint(
-        path if object_store is None else _url_in_store(path, object_store),
+        source_of(path if object_store is None else _url_in_store(path, object_store)),
         state,
         weights_only=load_weights_only,
         strict_model_weights=strict_model_weights,
@@ -298,7 +299,7 @@ def safe_torch_load(
     if Path(composer_states_filepath).is_file():
         content = read_torch_file(Path(composer_states_filepath))
     else:
-        opened = open_checkpoint(composer_states_filepath)
+        opened = open_checkpoint(source_of(composer_states_filepath))
         content = {"state": {**with_clock(opened.data()), "model": opened.tensors("model.safetensors")}}
     loaded: dict[str, Any] = move_batch(content, torch.device(map_location or "cpu"))
     return loaded
@@ -318,7 +319,7 @@ def ensure_valid_checkpoint(checkpoint_filepath: Path | str) -> Path | str:
     if Path(checkpoint_filepath).is_file():
         read_torch_file(Path(checkpoint_filepath))
     else:
-        verify_checkpoint(checkpoint_filepath)
+        verify_checkpoint(source_of(checkpoint_filepath))
     return checkpoint_filepath
 
 

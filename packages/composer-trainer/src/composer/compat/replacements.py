@@ -33,7 +33,7 @@ from composer.distributed import (
     get_node_rank,
     run_local_rank_zero_first,
 )
-from composer.distributed.fsdp1 import FSDP1_DEFAULTS
+from composer.foreign.fsdp1 import FSDP1_DEFAULTS
 from composer.optim.clock import convert_time
 from composer.trainer.reproducibility import seed_all
 

@@ -15,8 +15,8 @@ from composer.compat.devices import get_device
 from composer.compat.replacements import ensure_tuple
 from composer.core import Precision
 from composer.distributed import FSDPSettings, MeshSettings, TensorParallelSettings, get_world_size
-from composer.distributed.fsdp1 import from_fsdp1
 from composer.distributed.sharding import shard
+from composer.foreign.fsdp1 import from_fsdp1
 from composer.functional import BlurMaxPool2d, alibi_slopes
 
 AlibiReplacementFunction: TypeAlias = Callable[[nn.Module, int, int], nn.Module | None]

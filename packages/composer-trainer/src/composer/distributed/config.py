@@ -1,8 +1,7 @@
 """The arguments by which processes share a batch and a model: ``parallelism_config`` and ``ddp_sync_strategy``.
 
-:meth:`ParallelismConfig.from_arguments` translates settings of MosaicML Composer (:mod:`composer.distributed.fsdp1`),
-reads each section by its own class, and raises an error for sections that contradict each other. What depends on the
-model or the device is checked later, by the other methods.
+:meth:`ParallelismConfig.from_arguments` reads each section by its own class, and raises an error for sections that
+contradict each other. What depends on the model or the device is checked later, by the other methods.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from attrs.validators import instance_of
 
 from composer.core.checks import integer
 from composer.distributed.environment import get_world_size
-from composer.distributed.fsdp1 import translate_sections
 from composer.distributed.mesh import MeshSettings, Settings, TensorParallelSettings
 from composer.distributed.meta import is_on_meta
 from composer.distributed.sharding import FSDPSettings
@@ -100,7 +98,7 @@ class ParallelismConfig:
             TypeError: A setting is of the wrong kind.
             ValueError: A setting does not exist, or two contradict each other.
         """
-        sections = translate_sections(_checked_sections(config))
+        sections = _checked_sections(config)
         kinds: tuple[type[Settings], ...] = (DDPSettings, FSDPSettings, TensorParallelSettings, MeshSettings)
         settings: dict[str, Any] = {
             kind.section: kind.from_config(sections[kind.section]) for kind in kinds if kind.section in sections

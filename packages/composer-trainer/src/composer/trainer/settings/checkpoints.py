@@ -13,7 +13,7 @@ from attrs.validators import optional
 from composer.checkpoint import CheckpointError, KeepBest, LoadedCheckpoint, find_checkpoints
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys
 from composer.checkpoint.errors import LaterCheckpointError, MissingCheckpointError, OtherReleaseError
-from composer.checkpoint.finding import agreed_newest, agreed_path, clock_order
+from composer.checkpoint.finding import agreed_newest, clock_order
 from composer.checkpoint.folder import Manifest, check_folder
 from composer.checkpoint.loading import LoadRequest
 from composer.checkpoint.run_folder import check_keep_last
@@ -25,6 +25,7 @@ from composer.core.passes import Passes
 from composer.core.saving.files import fill_in_run
 from composer.distributed import from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_in_all_processes
+from composer.foreign.files import agreed_source
 from composer.trainer.evaluation.metrics import metrics_of
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Loading:
             algorithm_passes=passes,
             logger=engine.logger,
             check_extra=resume_state.check,
-        ).load_in_all_processes(newest or agreed_path(given, folder), load_progress)
+        ).load_in_all_processes(newest or agreed_source(given, folder), load_progress)
         if is_newest:
             clock = state.timestamp.counts
             _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)

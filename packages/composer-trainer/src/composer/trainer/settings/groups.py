@@ -31,6 +31,7 @@ from composer.distributed import (
 )
 from composer.distributed.collectives import all_gather_data
 from composer.distributed.meta import is_on_meta
+from composer.foreign.fsdp1 import translate_sections
 from composer.loggers import ConsoleLogger, ProgressBarLogger
 from composer.trainer.data.settings import TrainingData, check_model, check_trainable
 from composer.trainer.evaluation.evaluate import Evaluations, check_can_be_evaluated
@@ -153,7 +154,7 @@ class Processes:
 
     @parallel.default
     def _make_parallel(self) -> Parallelism:
-        return Parallelism(self.parallelism_config, self.ddp_sync_strategy)
+        return Parallelism(translate_sections(self.parallelism_config), self.ddp_sync_strategy)
 
 
 @attrs.frozen

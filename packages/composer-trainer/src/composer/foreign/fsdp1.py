@@ -48,8 +48,10 @@ _RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "
 """Whether weights are released after the forward pass, by the strategy of FSDP1."""
 
 
-def translate_sections(sections: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sections of ``parallelism_config`` in the terms of FSDP2, with a mesh in place of degrees.
+def translate_sections(config: Any) -> Any:
+    """Return a ``parallelism_config`` in the terms of FSDP2, with a mesh in place of degrees.
+
+    What is not a dictionary is left as it is, and rejected where the settings are checked.
 
     Raises:
         TypeError: A degree is no integer.
@@ -59,7 +61,10 @@ def translate_sections(sections: Mapping[str, Any]) -> Mapping[str, Any]:
         >>> translate_sections({"fsdp": {"sharding_strategy": "FULL_SHARD", "data_parallel_shard_degree": 1}})
         {'mesh': {'replicate': 1, 'shard': 1}, 'fsdp': {'reshard_after_forward': True}}
     """
-    translated, mesh = dict(sections), dict[str, int]()
+    if not isinstance(config, Mapping):
+        return config
+    sections = {name: one for name, one in config.items() if isinstance(one, Mapping)}
+    translated, mesh = dict(config), dict[str, int]()
     tp = sections.get("tp", {})
     degree = tp.get("tensor_parallel_degree")
     if degree is not None:

@@ -14,6 +14,7 @@ from torch.nn.functional import conv2d, max_pool2d
 from composer import algorithms
 from composer.checkpoint import CheckpointError, CheckpointMismatchError, load_checkpoint
 from composer.core import Engine, State, TimeUnit
+from composer.foreign import ForeignFile
 
 BINOMIAL = torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]]) / 16
 
@@ -176,7 +177,7 @@ def run(names="", **options):
 
 def loaded(path, state, **options):
     with pytest.warns(UserWarning, match="is a checkpoint of MosaicML Composer. The training continues") as caught:
-        report = load_checkpoint(path, state, **options)
+        report = load_checkpoint(ForeignFile(path), state, **options)
     return report, [str(warning.message) for warning in caught]
 
 
@@ -190,7 +191,7 @@ def test_outputs_equal_those_of_composer_s_layers(names, given, weights_only, tm
     images = torch.randn(4, 3, 16, 16)
 
     if weights_only:
-        load_checkpoint(tmp_path / "ep2-ba8-rank0.pt", state, weights_only=True)
+        load_checkpoint(ForeignFile(tmp_path / "ep2-ba8-rank0.pt"), state, weights_only=True)
     else:
         loaded(tmp_path / "ep2-ba8-rank0.pt", state)
 
@@ -265,7 +266,7 @@ def test_ema_continues_from_the_trained_weights(tmp_path, active):
     theirs, _ = written(tmp_path / "old.pt", "MixUp", change=change)
     averaged, trained = run(), run()
 
-    load_checkpoint(tmp_path / "old.pt", averaged, weights_only=True)
+    load_checkpoint(ForeignFile(tmp_path / "old.pt"), averaged, weights_only=True)
     _, messages = loaded(tmp_path / "old.pt", trained)
 
     in_model, beside = (averaged, trained) if active else (trained, averaged)
@@ -308,7 +309,7 @@ def test_mismatches_change_nothing(tmp_path):
 
     for weights_only in (True, False):
         with pytest.raises(CheckpointMismatchError, match=r"model\.module\.head\.weight: must be a tensor of shape"):
-            load_checkpoint(tmp_path / "old.pt", state, weights_only=weights_only)
+            load_checkpoint(ForeignFile(tmp_path / "old.pt"), state, weights_only=weights_only)
 
     assert all(torch.equal(value, before[name]) for name, value in state.model.state_dict().items())
     assert state.timestamp.batch == 0
@@ -333,7 +334,7 @@ def test_text_is_parsed_and_not_run(text, tmp_path, monkeypatch):
     written(tmp_path / "old.pt", "MixUp", change=change)
     state = run()
 
-    load_checkpoint(tmp_path / "old.pt", state, weights_only=True)
+    load_checkpoint(ForeignFile(tmp_path / "old.pt"), state, weights_only=True)
 
     assert state.algorithms == []
     assert not (tmp_path / "ran").exists()
@@ -344,7 +345,7 @@ def test_other_files_of_weights_raise(tmp_path):
     torch.save(network(3, {}).state_dict(), tmp_path / "weights.pt")
 
     with pytest.raises(CheckpointError, match="is a file of weights, not a checkpoint; set weights_only"):
-        load_checkpoint(tmp_path / "weights.pt", run())
+        load_checkpoint(ForeignFile(tmp_path / "weights.pt"), run())
 
 
 REST = [

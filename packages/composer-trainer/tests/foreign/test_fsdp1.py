@@ -3,8 +3,7 @@
 import pytest
 
 from composer.compat.replacements import FSDPConfig
-from composer.distributed.config import ParallelismConfig
-from composer.distributed.fsdp1 import from_fsdp1
+from composer.foreign.fsdp1 import from_fsdp1, translate_sections
 
 
 @pytest.mark.parametrize(
@@ -22,7 +21,7 @@ def test_wrong_settings_of_fsdp1(setting, value, expected):
     """A wrong degree or strategy of FSDP1 raises an error that names it."""
     error, message = expected
     with pytest.raises(error, match=rf"parallelism_config\['fsdp'\]\['{setting}'\] {message}"):
-        ParallelismConfig.from_arguments({"fsdp": {setting: value}}, None)
+        translate_sections({"fsdp": {setting: value}})
 
 
 def test_settings_without_an_equal():

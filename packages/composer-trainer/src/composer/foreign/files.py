@@ -1,0 +1,112 @@
+"""From a path to what is loaded: a file of another library, or a checkpoint of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+import attrs
+
+from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.finding import agreed_path
+from composer.checkpoint.folder import MANIFEST, is_remote, local_path, split_path
+from composer.checkpoint.loading import SavedRun, Source
+from composer.checkpoint.local import open_folder
+from composer.core import State
+from composer.distributed import from_rank_zero, get_global_rank
+from composer.foreign.composer_files import ComposerFile, names_here
+from composer.foreign.torch_files import read_weights_file
+
+_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+
+
+@attrs.frozen
+class ForeignFile(Source):
+    """A file of weights, or a checkpoint file of MosaicML Composer, for ``composer.checkpoint.load_checkpoint``.
+
+    Nothing in it is executed. The Trainer makes one of a ``load_path`` with the ending of such a file.
+
+    Args:
+        path: The path or URL of a file of ``torch.save`` or of safetensors: a ``state_dict``, one under
+            ``"state_dict"`` or ``"model"``, or a checkpoint of MosaicML Composer, of which also the optimizers and the
+            clock are loaded; a warning names what is not restored.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from composer.checkpoint import load_checkpoint
+        >>> path, state = tempfile.mkdtemp() + "/weights.pt", State(torch.nn.Linear(2, 2))
+        >>> torch.save({"weight": torch.eye(2), "bias": torch.ones(2)}, path)
+        >>> loaded = load_checkpoint(ForeignFile(path), state, weights_only=True)
+        >>> state.model.bias.tolist()
+        [1.0, 1.0]
+    """
+
+    path: str = attrs.field(converter=os.fspath)
+
+    def read(self, run: State, *, weights_only: bool) -> SavedRun:
+        """Return the content of the file for a run.
+
+        Raises:
+            CheckpointError: It cannot be read, holds no weights, or only weights where more is wanted.
+        """
+        weights, content = read_weights_file(self.path)
+        composer = ComposerFile.of(content)
+        if composer is None and not weights_only:
+            raise CheckpointError(
+                self.path, "is a file of weights, not a checkpoint; set weights_only (load_weights_only of a Trainer)."
+            )
+        names = names_here(weights, run.get_model_state_dict())
+        if composer is None:
+            return SavedRun(self.path, {"model": {new: weights[name] for name, new in names.items()}})
+        ignored = composer.left_out(run)
+        if weights_only:
+            data = composer.model(names, averaged=True)
+            unread = {name: part for name, part in composer.state.items() if name not in data}
+            return SavedRun(self.path, data, unread=unread, ignored=ignored)
+        data, lacking = composer.to_saved(names, run)
+        warning = (
+            f"{self.path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
+            f"have there: not restored are {', '.join(lacking)}."
+        )
+        return SavedRun(self.path, data, ignored=ignored, warnings=[warning])
+
+
+def source_of(path: str | os.PathLike[str]) -> str | Source:
+    """Return what is at a path: a file of another library, or the path of a checkpoint.
+
+    Example:
+        >>> source_of("resnet.pt"), source_of("runs/ep3-ba1200")
+        (ForeignFile(path='resnet.pt'), 'runs/ep3-ba1200')
+    """
+    text = os.fspath(path)
+    if not text.endswith(_ENDINGS) or (not is_remote(text) and local_path(text).is_dir()):
+        return text
+    return _folder_of_file(text) or ForeignFile(text)
+
+
+def agreed_source(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> str | Source:
+    """Return what all processes load, which rank 0 chooses; all have to call it.
+
+    Args:
+        path: The path of a file, or of a checkpoint; see :func:`~composer.checkpoint.finding.agreed_path`.
+        folder: Where to look for ``"latest"``.
+
+    Raises:
+        CheckpointError: In every process, if there is no checkpoint.
+    """
+    source = from_rank_zero(source_of(path) if get_global_rank() == 0 else None)
+    return source if isinstance(source, Source) else agreed_path(str(source), folder)
+
+
+def _folder_of_file(text: str) -> str | None:
+    """Return the checkpoint that is there in place of a file of MosaicML Composer, ``ep1-rank0.pt``; else None."""
+    if not text.endswith(".pt") or text.startswith("http"):  # a site is not asked for the names in a folder
+        return None
+    parent, file = split_path(text)
+    folder, inside = open_folder(parent), "" if is_remote(text) else f"/{MANIFEST}"  # a link at a URL is a file
+    names = file.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", file)
+    with contextlib.suppress(CheckpointError, ImportError):  # what opens the file raises it
+        if not folder.exists(file):
+            return next((folder.at(one) for one in names if folder.exists(f"{one}{inside}")), None)
+    return None

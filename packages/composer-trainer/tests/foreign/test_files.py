@@ -1,0 +1,37 @@
+"""From a path to a file of another library, or to a checkpoint."""
+
+import fsspec
+import pytest
+import torch
+from torch import nn
+
+from composer.checkpoint import CheckpointError, load_checkpoint
+from composer.core import State
+from composer.foreign import ForeignFile
+from composer.foreign.files import source_of
+
+
+def test_names_with_the_ending_of_files(tmp_path):
+    """Only a checkpoint takes the place of a file that is not there, also at a URL; one that cannot be read is none."""
+    (tmp_path / "bert").mkdir()
+    files = fsspec.filesystem("memory")
+    files.pipe({"/names/ep1/manifest.json": b"", "/names/ep2.pt": b"", "/names/ep2/manifest.json": b""})
+
+    assert source_of("nowhere://bucket/model.pt") == ForeignFile("nowhere://bucket/model.pt")
+    assert source_of(tmp_path / "bert.pt") == ForeignFile(tmp_path / "bert.pt")
+
+    (tmp_path / "bert" / "manifest.json").touch()
+
+    assert source_of(tmp_path / "bert.pt") == source_of(tmp_path / "bert-rank0.pt") == str(tmp_path / "bert")
+    assert source_of("memory://names/ep1-rank0.pt") == "memory://names/ep1"
+    assert source_of("memory://names/ep2.pt") == ForeignFile("memory://names/ep2.pt")
+    assert source_of("memory://names/ep3.pt") == ForeignFile("memory://names/ep3.pt")
+
+
+def test_path_of_a_file_where_a_checkpoint_is_expected(tmp_path):
+    """The error has the line that loads a file."""
+    model = nn.Linear(2, 2)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+
+    with pytest.raises(CheckpointError, match=r"weights\.pt is a file, .* by composer\.foreign\.ForeignFile\."):
+        load_checkpoint(tmp_path / "weights.pt", State(model), weights_only=True)
