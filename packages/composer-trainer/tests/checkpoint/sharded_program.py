@@ -325,13 +325,13 @@ def newest(folder):
             shutil.copytree(f"{folder}/checkpoints/{name}", f"{folder}/newest/{name.replace(' ', '-')}")
     distributed.barrier()
     run_name = json.loads(Path(folder, "newest/4/manifest.json").read_text())["run_name"]
-    checked, check = [], LocalFolder.check
+    checked, check = [], reading.OpenCheckpoint.check
 
-    def note(place, name, manifest, files):
-        checked.extend(f"{name}/{file}" for file in files if "-of-" in file)
-        check(place, name, manifest, files)
+    def note(checkpoint, files):
+        checked.extend(f"{checkpoint.name}/{file}" for file in files if "-of-" in file)
+        check(checkpoint, files)
 
-    with warnings.catch_warnings(record=True) as caught, mock.patch.object(LocalFolder, "check", note):
+    with warnings.catch_warnings(record=True) as caught, mock.patch.object(reading.OpenCheckpoint, "check", note):
         warnings.simplefilter("always")
         path = agreed_newest(f"{folder}/newest", run_name)
     return {"path": path, "warnings": [str(one.message) for one in caught], "checked": checked}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from composer.checkpoint import CheckpointError, FileRecord, Manifest, folder
 from composer.checkpoint.folder import Content
 from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import Timestamp
 
 MANIFEST = Manifest(
@@ -95,4 +96,4 @@ def test_file_that_no_memory_can_hold(tmp_path):
     (tmp_path / "one" / "layout.json").write_bytes(b"{}")
 
     with pytest.raises(CheckpointError, match="has 2305843009213693952 bytes, which memory cannot hold"):
-        LocalFolder(tmp_path).content("one", "layout.json", manifest)
+        OpenCheckpoint(LocalFolder(tmp_path), "one", manifest).content("layout.json")

@@ -163,38 +163,6 @@ class TestTidy:
         assert names_in(folder.path) == ["ep1-ba5", "user.tmp"]
 
 
-class TestSetAside:
-    @pytest.mark.parametrize("what", ["half written", "file", "with notes"])
-    def test_incomplete_and_foreign_folders(self, runs, folder, what):
-        """They are moved to a hidden name, which frees the path."""
-        place = folder.path / "ep2-ba9"
-        if what == "file":
-            place.write_text("precious")
-        else:
-            if what == "with notes":
-                save_checkpoint(runs.make(), place)
-            place.mkdir(exist_ok=True)
-            (place / "notes.txt").write_text("precious")
-
-        aside = Path(folder.set_aside("ep2-ba9"))
-        take_snapshot(runs.make(batch=9)).write(folder, "ep2-ba9")
-        folder.tidy()
-
-        assert (aside if what == "file" else aside / "notes.txt").read_text() == "precious"
-        assert aside.name.startswith(".ep2-ba9.aside-")
-        assert [one.name for one in find_checkpoints(folder.path)] == ["ep1-ba5", "ep2-ba9"]
-
-    def test_replaceable_folders(self, folder):
-        """A checkpoint, also a damaged one, and a link to the latest are not moved."""
-        folder.set_latest("latest", "ep1-ba5")
-        (folder.path / "ep1-ba5" / "state.json").unlink()
-
-        moved = [folder.set_aside("ep1-ba5"), folder.set_aside("none"), folder.set_aside("latest", for_link=True)]
-
-        assert moved == [None, None, None]
-        assert names_in(folder.path) == ["ep1-ba5", "latest"]
-
-
 class TestSetLatest:
     def test_link(self, folder):
         """The relative link points to the checkpoint, and later to the next."""

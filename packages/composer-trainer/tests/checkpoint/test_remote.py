@@ -197,40 +197,6 @@ class TestRemoteFolder:
 
 
 class TestFailures:
-    def test_retries(self, runs, url, monkeypatch):
-        """Transient failures are retried."""
-        calls = []
-        put_once = RemoteFolder._put
-
-        def fail_twice(folder, path, pieces):
-            calls.append(path)
-            if len(calls) <= 2:
-                raise ConnectionError("reset")
-            put_once(folder, path, pieces)
-
-        monkeypatch.setattr(RemoteFolder, "_put", fail_twice)
-        take_snapshot(runs.make()).write(RemoteFolder(url, wait=0.001), "one")
-        monkeypatch.undo()
-
-        assert verify_checkpoint(f"{url}/one")
-
-    def test_download_is_tried_again(self, runs, url, monkeypatch):
-        """A download that fails is repeated, and nothing of it is left on the disk."""
-        path = save_checkpoint(runs.make(), f"{url}/one")
-        get_once, folders = RemoteFolder._get, []
-
-        def fail_once(folder, path, local):
-            get_once(folder, path, local)
-            folders.append(local.parent)
-            if len(folders) == 1:
-                raise ConnectionError("reset")
-
-        monkeypatch.setattr(RemoteFolder, "_get", fail_once)
-
-        assert verify_checkpoint(path).run_name == "blur"
-        assert len(folders) > 2
-        assert not any(folder.exists() for folder in folders)
-
     def test_upload_is_complete_or_absent(self, runs, url, monkeypatch):
         """A file is uploaded after it is written completely, so that an error before that uploads nothing of it."""
 
@@ -239,22 +205,22 @@ class TestFailures:
             raise RuntimeError("no more")
 
         with pytest.raises(CheckpointSaveError, match="no more"):
-            RemoteFolder(url, tries=1).put("one", "one", "model.safetensors", pieces())
+            RemoteFolder(url).put("one", "one", "model.safetensors", pieces())
 
         assert names(f"{url}/one") == []
 
     def test_failure_leaves_no_checkpoint(self, runs, url, monkeypatch):
         """An upload that fails permanently raises and leaves no checkpoint."""
-        put_once = RemoteFolder._put
+        upload = RemoteFolder._upload
 
         def broken(folder, path, pieces):
             if path.endswith("state.json"):
                 raise ConnectionError("reset by peer")
-            put_once(folder, path, pieces)
+            upload(folder, path, pieces)
 
-        monkeypatch.setattr(RemoteFolder, "_put", broken)
+        monkeypatch.setattr(RemoteFolder, "_upload", broken)
         with pytest.raises(CheckpointSaveError, match="one was not saved: ConnectionError: reset by peer"):
-            take_snapshot(runs.make()).write(RemoteFolder(url, tries=2, wait=0.001), "one")
+            take_snapshot(runs.make()).write(RemoteFolder(url), "one")
 
         assert not any(one.is_complete for one in find_checkpoints(url))
         assert _thread._count() < 50

@@ -17,6 +17,7 @@ from composer.checkpoint import (
     save_checkpoint,
 )
 from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.reading import OpenCheckpoint
 from composer.checkpoint.run_folder import (
     Names,
     RunFolder,
@@ -198,7 +199,7 @@ class TestKeepBest:
         folder = LocalFolder(tmp_path)
         save_checkpoint(state, tmp_path / "one")
 
-        manifest = folder.manifest("one")
+        manifest = OpenCheckpoint.of(folder, "one").manifest
 
         assert manifest.metrics == {
             "metrics/eval/Accuracy": None,

@@ -191,6 +191,17 @@ class TestSaveCheckpoint:
 
         assert verify_checkpoint(saved)
 
+    def test_same_moment_is_replaced(self, runs, saved):
+        """The run may have changed since, for example by an evaluation: the later save of a moment counts."""
+        run = runs.make()
+        with torch.no_grad():
+            next(run.model.parameters()).zero_()
+
+        save_checkpoint(run, saved)
+
+        load_checkpoint(saved, later := runs.make(seed=1))
+        assert not next(later.model.parameters()).any()
+
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_other_folders_raise(self, runs, overwrite, tmp_path):
         """A folder of that name that is not a checkpoint is neither replaced nor emptied."""

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from composer import Callback, Trainer, distributed
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.reading import OpenCheckpoint
 from composer.models import ComposerClassifier
 
 
@@ -151,11 +152,11 @@ def damage(file):
 def choose(world_size, folder):
     """Load from a folder whose newest checkpoint is damaged, and return what was loaded and which files were hashed."""
     del world_size
-    runs, checked, check = f"{folder}/runs", [], LocalFolder.check
+    runs, checked, check = f"{folder}/runs", [], OpenCheckpoint.check
 
-    def note(place, name, manifest, files=None):
-        checked.append((name, *(manifest.files if files is None else files)))
-        check(place, name, manifest, files)
+    def note(checkpoint, files=None):
+        checked.append((checkpoint.name, *(checkpoint.manifest.files if files is None else files)))
+        check(checkpoint, files)
 
     trainer = make_trainer(runs, run_name="run")
     trainer.fit()
@@ -163,7 +164,7 @@ def choose(world_size, folder):
     if distributed.get_global_rank() == 0:
         damage(Path(runs, "ep0-ba8", "model.safetensors"))
     distributed.barrier()
-    LocalFolder.check = note
+    OpenCheckpoint.check = note
     later = make_trainer(None, load_path=runs)
     found = {"batch": int(later.state.timestamp.batch)}
     later.close()

@@ -17,8 +17,8 @@ from pathlib import Path
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, MissingCheckpointError, OtherReleaseError
-from composer.checkpoint.folder import MANIFEST, TENSORS, Folder, Manifest, is_remote, local_path, split_path
-from composer.checkpoint.local import open_folder
+from composer.checkpoint.folder import MANIFEST, TENSORS, Manifest, is_remote, local_path, split_path
+from composer.checkpoint.local import Folder, open_folder
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import Timestamp
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
@@ -73,7 +73,7 @@ def find_checkpoints(folder: str | os.PathLike[str] | Folder) -> list[FoundCheck
     found = []
     for name in opened.names():
         try:
-            found.append(FoundCheckpoint(opened.at(name), name, opened.manifest(name), None))
+            found.append(FoundCheckpoint(opened.at(name), name, OpenCheckpoint.of(opened, name).manifest, None))
         except CheckpointError as error:
             found.append(FoundCheckpoint(opened.at(name), name, None, str(error), error))
     return sorted(found, key=_order)
@@ -138,8 +138,7 @@ def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str]
     Raises:
         CheckpointError: There is none, or it is incomplete or damaged.
     """
-    opened, name = locate(path, folder)
-    return OpenCheckpoint(opened, name, opened.manifest(name))
+    return OpenCheckpoint.of(*locate(path, folder))
 
 
 def agreed_path(path: str, folder: str | os.PathLike[str] | None = None) -> str:
@@ -265,13 +264,13 @@ def damage_of(opened: Folder, name: str, rank: int = 0, world_size: int = 1) -> 
     does not see the checkpoint: another fails when it loads from it.
     """
     try:
-        manifest = opened.manifest(name)
+        checkpoint = OpenCheckpoint.of(opened, name)
     except CheckpointError as error:
         return None if rank else str(error)
-    with_tensors = sorted(filter(TENSORS.fullmatch, manifest.files))
-    others = {*manifest.files}.difference(with_tensors)
+    with_tensors = sorted(filter(TENSORS.fullmatch, checkpoint.manifest.files))
+    others = {*checkpoint.manifest.files}.difference(with_tensors)
     try:
-        opened.check(name, manifest, sorted(others.union(with_tensors[rank::world_size])))
+        checkpoint.check(sorted(others.union(with_tensors[rank::world_size])))
     except CheckpointError as error:
         return str(error)
     return None

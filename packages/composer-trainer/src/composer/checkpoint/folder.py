@@ -1,10 +1,7 @@
-"""The folder of a checkpoint: its manifest, its JSON and checksums, and how a local or remote one is read and written.
+"""The files of a checkpoint: its manifest, its JSON and checksums, and which names they have.
 
 A folder is a checkpoint if its manifest is valid and the files have the sizes that it lists; contents are compared with
-their checksums when they are read. Nothing that is read from a file is trusted: errors name the file.
-
-:class:`Folder` is the interface, with what is equal in local and remote folders: reading and checking.
-:func:`~composer.checkpoint.local.open_folder` returns the folder of a path or URL.
+their checksums when they are read (``reading.py``). Nothing that is read from a file is trusted: errors name the file.
 """
 
 from __future__ import annotations
@@ -14,23 +11,20 @@ import json
 import math
 import os
 import re
-import warnings
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 import xxhash
 from attrs.validators import ge, lt, matches_re
 
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, MissingCheckpointError, OtherReleaseError
+from composer.checkpoint.errors import CheckpointError, OtherReleaseError
 from composer.core import Timestamp
-from composer.core.checks import abridged, shortened
+from composer.core.checks import shortened
 from composer.core.saving.codec import Record, read
 
 MANIFEST = "manifest.json"
@@ -51,9 +45,6 @@ TENSORS = re.compile(r"(model|optimizers|extra|process)(-\d{5}-of-\d{5})?\.safet
 _FILE_NAME = re.compile(r"(?!manifest\.json$)[a-z][a-z0-9_-]{0,99}\.(json|safetensors)")
 _CHUNK = 1 << 20
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-
-ReadInto: TypeAlias = Callable[[int, memoryview], None]
-"""Fills memory with the bytes at a position of a file."""
 
 
 @attrs.frozen(kw_only=True)
@@ -301,8 +292,8 @@ def _reject_constant(constant: str) -> None:
 def foreign_files(names: Iterable[str]) -> list[str]:
     """Return which files in a checkpoint are not ours and not hidden, so that nothing deletes them.
 
-    Only the name decides, as a checkpoint may have no manifest. :meth:`Folder.manifest` warns of files that the
-    manifest does not list, which may have such a name.
+    Only the name decides, as a checkpoint may have no manifest. A load warns of files that the manifest does not list,
+    which may have such a name.
 
     Example:
         >>> foreign_files(["manifest.json", "state.json", ".DS_Store", "notes.txt"])
@@ -322,185 +313,6 @@ def _unreadable(path: object, data: dict[str, Any], reason: str) -> CheckpointEr
 
 def _signed(data: dict[str, Any]) -> bytes:
     return write_json(data | {"sha256": hashlib.sha256(write_json(data)).hexdigest()})
-
-
-class Folder(ABC):
-    """A local or remote folder of checkpoints.
-
-    What reads raises a :class:`CheckpointError`, and what writes a :class:`CheckpointSaveError`.
-    """
-
-    @abstractmethod
-    def at(self, name: str) -> str:
-        """Return the path or URL of a checkpoint."""
-
-    @abstractmethod
-    def make(self) -> None:
-        """Create the folder."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """Return the names of possible checkpoints."""
-
-    @abstractmethod
-    def exists(self, name: str) -> bool:
-        """Return whether a file or folder has a name."""
-
-    @abstractmethod
-    def sizes(self, name: str) -> dict[str, int | None]:
-        """Return the size of each file of a checkpoint; None for what is no file."""
-
-    @abstractmethod
-    def reader(self, name: str, file: str) -> AbstractContextManager[ReadInto]:
-        """Open a file of a checkpoint, and yield a function that fills memory with the bytes at a position."""
-
-    @abstractmethod
-    def begin(self, name: str) -> str:
-        """Return the name of a draft: files of a new checkpoint, which are none until they are committed."""
-
-    @abstractmethod
-    def put(self, name: str, draft: str, file: str, content: Iterable[memoryview]) -> None:
-        """Write a file of a draft, in any process; after a failed attempt the content may be iterated over again."""
-
-    @abstractmethod
-    def commit(self, name: str, draft: str, manifest: Manifest) -> None:
-        """Write the manifest of a draft, which makes it the checkpoint of a name; one that has the name is replaced."""
-
-    @abstractmethod
-    def delete(self, name: str) -> None:
-        """Delete a checkpoint, which is never found incomplete meanwhile."""
-
-    @abstractmethod
-    def set_latest(self, latest: str, name: str) -> None:
-        """Point the link ``latest`` to a checkpoint."""
-
-    @abstractmethod
-    def get_latest(self, latest: str) -> str | None:
-        """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
-
-    def copy(self, name: str, to: Folder, new: str, *, overwrite: bool) -> None:
-        """Copy a complete checkpoint into another folder under a new name, its manifest last."""
-        manifest = self.manifest(name)
-        if not overwrite and MANIFEST in to.sizes(new):  # without it, it is what an interrupted copy has left
-            raise CheckpointSaveError(to.at(new), "exists. Set overwrite=True (save_overwrite) to replace it.")
-        to.make()
-        draft = to.begin(new)
-        try:
-            for file, record in manifest.files.items():
-                to.put(new, draft, file, _Chunks(self, name, file, record.size))
-            to.commit(new, draft, manifest)
-        finally:
-            to.abandon(draft)
-
-    def abandon(self, draft: str) -> None:
-        """Delete what is left of a draft: unfinished files, or a replaced checkpoint; call it after :meth:`begin`.
-
-        In a remote folder the next checkpoint of the name deletes files without a manifest.
-        """
-        del draft
-
-    def set_aside(self, name: str, *, for_link: bool = False, anyway: bool = False) -> str | None:
-        """Rename what a checkpoint, or a link, cannot replace, and return its new path; None if there is nothing.
-
-        A remote folder has no rename, and incomplete checkpoints are replaced.
-        """
-        del name, for_link, anyway
-        return None
-
-    def manifest(self, name: str) -> Manifest:
-        """Return a checkpoint's manifest, after checking the names and sizes of its files.
-
-        Files that the manifest does not list are ignored with a warning.
-        """
-        sizes = self.sizes(name)
-        manifest = self.unchecked_manifest(name, sizes)
-        for file, record in manifest.files.items():
-            path = f"{self.at(name)}/{file}"
-            if file not in sizes:
-                raise CheckpointError(path, "is missing, and the manifest lists it.")
-            if sizes[file] is None:
-                raise CheckpointError(path, "must be a file, and is a link or a folder.")
-            if sizes[file] != record.size:
-                raise CheckpointError(
-                    path, f"has {sizes[file]} bytes, and the manifest lists {record.size}: it was cut off or replaced."
-                )
-        if unknown := sorted(sizes.keys() - {MANIFEST, *manifest.files}):
-            shown = abridged(", ".join(map(repr, unknown)))
-            warnings.warn(
-                f"{self.at(name)} contains files that its manifest does not list, and they are ignored: {shown}.",
-                UserWarning,
-                stacklevel=3,
-            )
-        return manifest
-
-    def unchecked_manifest(self, name: str, sizes: Mapping[str, int | None]) -> Manifest:
-        """Return a checkpoint's manifest without comparing the other files with it."""
-        size, path = sizes.get(MANIFEST), f"{self.at(name)}/{MANIFEST}"
-        if size is None:
-            raise MissingCheckpointError(path, "is missing, so this is no checkpoint, or one that was not finished.")
-        if size > MAX_MANIFEST_BYTES:
-            raise CheckpointError(path, f"is larger than any manifest ({MAX_MANIFEST_BYTES} bytes).")
-        return Manifest.from_bytes(self._read_file(name, MANIFEST, size), path)
-
-    def foreign(self, name: str) -> list[str]:
-        """Return which files in a checkpoint are not ours; see :func:`foreign_files`."""
-        return foreign_files(self.sizes(name))
-
-    def content(self, name: str, file: str, manifest: Manifest) -> bytes:
-        """Return the content of a JSON file, after comparing it with its checksum."""
-        if file not in manifest.files:
-            raise CheckpointError(f"{self.at(name)}/{file}", "is missing.")
-        content = self._read_file(name, file, manifest.files[file].size)
-        self._compare(name, file, manifest, xxhash.xxh3_128_hexdigest(content))
-        return content
-
-    def data(self, name: str, manifest: Manifest) -> dict[str, Any]:
-        """Return the data of :data:`STATE`, after comparing the file with its checksum."""
-        path, size = f"{self.at(name)}/{STATE}", manifest.files[STATE].size if STATE in manifest.files else 0
-        if size > MAX_STATE_BYTES:
-            raise CheckpointError(path, f"has {size} bytes, more than any that is saved ({MAX_STATE_BYTES} bytes).")
-        return read_json(self.content(name, STATE, manifest), path)
-
-    def check(self, name: str, manifest: Manifest, files: Iterable[str] | None = None) -> None:
-        """Compare the contents of a checkpoint's files, or of some of them, with their checksums."""
-        for file in manifest.files if files is None else files:
-            digest = xxhash.xxh3_128()
-            for chunk in _Chunks(self, name, file, manifest.files[file].size):
-                digest.update(chunk)
-            self._compare(name, file, manifest, digest.hexdigest())
-
-    def _read_file(self, name: str, file: str, size: int) -> bytes:
-        try:
-            content = bytearray(size)
-        except MemoryError:
-            raise CheckpointError(f"{self.at(name)}/{file}", f"has {size} bytes, which memory cannot hold.") from None
-        with self.reader(name, file) as read:
-            read(0, memoryview(content))
-        return bytes(content)
-
-    def _compare(self, name: str, file: str, manifest: Manifest, digest: str) -> None:
-        if digest != manifest.files[file].xxh3_128:
-            raise CheckpointError(
-                f"{self.at(name)}/{file}", "has been changed since it was written: its xxh3_128 is not the manifest's."
-            )
-
-
-@attrs.frozen
-class _Chunks:
-    """The content of a file of a checkpoint in parts, each until the next; it can be iterated over several times."""
-
-    folder: Folder
-    name: str
-    file: str
-    size: int
-
-    def __iter__(self) -> Iterator[memoryview]:
-        memory = memoryview(bytearray(min(_CHUNK, self.size)))
-        with self.folder.reader(self.name, self.file) as read:
-            for begin in range(0, self.size, _CHUNK):
-                chunk = memory[: self.size - begin]
-                read(begin, chunk)
-                yield chunk
 
 
 def is_remote(path: object) -> bool:

@@ -32,7 +32,7 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
         composer.checkpoint.errors.MissingCheckpointError: no/such/checkpoint does not exist.
     """
     opened = open_checkpoint(path)
-    opened.folder.check(opened.name, opened.manifest)
+    opened.check()
     return opened.manifest
 
 

@@ -3,13 +3,12 @@
 Files are written to a draft, a hidden folder, which gets the checkpoint's name when all of it is on the disk. At any
 time, also after a process was killed, a reader finds the former checkpoint or the new one, and never a part.
 
-Three kinds of hidden names are beside the checkpoints:
+Two kinds of hidden names are beside the checkpoints:
 
 - ``.NAME.PID-DIGITS.tmp``: a draft, a link that is not in place yet, or a checkpoint that is being deleted.
   :meth:`LocalFolder.tidy` deletes those that killed processes have left.
 - ``.NAME.replaced``: the former checkpoint of a name, while the new one gets it. As long as nothing has the name, also
   after a kill, :class:`LocalFolder` reads this one under the name.
-- ``.NAME.aside-DIGITS``: what :meth:`LocalFolder.set_aside` has renamed. Nothing deletes it.
 """
 
 from __future__ import annotations
@@ -23,23 +22,19 @@ import secrets
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
-from functools import partial
+from io import RawIOBase
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, FolderInUseError
 from composer.checkpoint.folder import (
-    FORMAT,
     MANIFEST,
-    MAX_MANIFEST_BYTES,
-    Folder,
     Manifest,
-    ReadInto,
+    foreign_files,
     is_remote,
     local_path,
-    read_into,
 )
 from composer.checkpoint.remote import RemoteFolder
 
@@ -53,20 +48,8 @@ _held: dict[str, tuple[IO[str], int]] = {}
 _changing = threading.Lock()
 
 
-def open_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the folder of a path or URL; nothing is created or read.
-
-    Example:
-        >>> open_folder("s3://bucket/runs/").at("ep1-ba5")
-        's3://bucket/runs/ep1-ba5'
-    """
-    if is_remote(path):
-        return RemoteFolder(str(path))
-    return LocalFolder(local_path(path).absolute())
-
-
 @attrs.frozen
-class LocalFolder(Folder):
+class LocalFolder:
     """A local folder of checkpoints, each of which is a folder.
 
     Args:
@@ -132,28 +115,26 @@ class LocalFolder(Folder):
         return self.path / f".{name}{_REPLACED}"
 
     @contextlib.contextmanager
-    def reader(self, name: str, file: str) -> Iterator[ReadInto]:
-        """Open a file of a checkpoint, and yield a function that fills memory with the bytes at a position."""
+    def reader(self, name: str, file: str) -> Iterator[RawIOBase]:
+        """Open a file of a checkpoint for reading."""
         path = self._place(name) / file
         with _reading(path), open(path, "rb", buffering=0, opener=_without_links) as source:
-            yield partial(read_into, source, path)
+            yield source
 
     def begin(self, name: str) -> str:
         """Create a temporary folder for the files of a new checkpoint, and return its name."""
         temporary, target = self._temporary(name), self.path / name
         with _saving(target):
-            if obstacle := self._obstacle(name):
-                raise CheckpointSaveError(target, obstacle)
+            sizes = self.sizes(name)
+            if target.is_symlink() or (self.exists(name) and MANIFEST not in sizes):
+                what = "a file or folder of that name is not a checkpoint; move it elsewhere."
+                raise CheckpointSaveError(target, what)
+            if foreign := foreign_files(sizes):
+                reason = f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere."
+                raise CheckpointSaveError(target, reason)
             _being_written.add(temporary.name)
             temporary.mkdir()
         return temporary.name
-
-    def _obstacle(self, name: str) -> str | None:
-        """Return why a checkpoint cannot replace what has its name; None if it can."""
-        if self.exists(name) and not _is_checkpoint(self._place(name)):
-            return "a file or folder of that name is not a checkpoint; move it elsewhere."
-        foreign = self.foreign(name)
-        return f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere." if foreign else None
 
     def put(self, name: str, draft: str, file: str, content: Iterable[memoryview]) -> None:
         """Write a file of a checkpoint to the folder that :meth:`begin` returned, in any process."""
@@ -195,23 +176,6 @@ class LocalFolder(Folder):
 
     def _temporary(self, name: str) -> Path:
         return self.path / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-
-    def set_aside(self, name: str, *, for_link: bool = False, anyway: bool = False) -> str | None:
-        """Rename what a checkpoint cannot replace to a hidden name, and return its new path; None if there is nothing.
-
-        Args:
-            name: The name of the checkpoint to be written.
-            for_link: Whether a link is to be written, which can replace anything but a folder.
-            anyway: Whether also a checkpoint that can be replaced is renamed.
-        """
-        target = self._place(name)
-        is_folder = target.is_dir() and not target.is_symlink()
-        if not (anyway or (is_folder if for_link else self._obstacle(name))):
-            return None
-        aside = self.path / f".{name}.aside-{secrets.token_hex(4)}"
-        with _saving(target, "what has its name cannot be renamed: "):
-            target.rename(aside)
-        return str(aside)
 
     def delete(self, name: str) -> None:
         """Delete a checkpoint. It is renamed first, so that it is never found incomplete."""
@@ -258,6 +222,20 @@ class LocalFolder(Folder):
             return None
 
 
+Folder: TypeAlias = LocalFolder | RemoteFolder
+"""Both have the same methods. What reads raises a CheckpointError, and what writes a CheckpointSaveError."""
+
+
+def open_folder(path: str | os.PathLike[str]) -> Folder:
+    """Return the folder of a path or URL; nothing is created or read.
+
+    Example:
+        >>> open_folder("s3://bucket/runs/").at("ep1-ba5")
+        's3://bucket/runs/ep1-ba5'
+    """
+    return RemoteFolder(str(path)) if is_remote(path) else LocalFolder(local_path(path).absolute())
+
+
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
@@ -274,19 +252,6 @@ def _saving(path: Path, what: str = "") -> Iterator[None]:
         raise
     except OSError as error:
         raise CheckpointSaveError(path, f"{what}{_reason(error)}") from error
-
-
-def _is_checkpoint(checkpoint: Path) -> bool:
-    """Return whether a folder is a checkpoint, even a damaged one."""
-    manifest = checkpoint / MANIFEST
-    if (
-        checkpoint.is_symlink()
-        or manifest.is_symlink()
-        or not manifest.is_file()
-        or manifest.stat().st_size > MAX_MANIFEST_BYTES
-    ):
-        return False
-    return FORMAT.encode() in manifest.read_bytes()
 
 
 def _without_links(path: str, flags: int) -> int:

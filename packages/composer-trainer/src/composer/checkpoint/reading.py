@@ -1,4 +1,4 @@
-"""Reading one checkpoint: its JSON, and of its tensors the regions that a process needs.
+"""Reading one checkpoint: its manifest and JSON, and of its tensors the regions that a process needs.
 
 Only the blocks of bytes with elements of these regions are read, in the order of the file, and nothing is returned that
 was not compared with its checksum. A damaged layout requests no more memory than the files have. If the model is
@@ -8,18 +8,32 @@ sharded, :func:`sharded_like` states of which tensors a process needs only its o
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from io import RawIOBase
+from typing import Any, Self
 
 import attrs
 import torch
 import xxhash
 from torch import Tensor
 
-from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.folder import BLOCK_BYTES, EXTRA, LAYOUT, Folder, Manifest, ReadInto, process_file
+from composer.checkpoint.errors import CheckpointError, MissingCheckpointError
+from composer.checkpoint.folder import (
+    BLOCK_BYTES,
+    EXTRA,
+    LAYOUT,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    MAX_STATE_BYTES,
+    STATE,
+    Manifest,
+    process_file,
+    read_into,
+    read_json,
+)
 from composer.checkpoint.layout import (
     DTYPES,
     Cell,
@@ -31,6 +45,8 @@ from composer.checkpoint.layout import (
     join_process,
     region_here,
 )
+from composer.checkpoint.local import Folder
+from composer.core.checks import abridged
 from composer.distributed import get_global_rank, get_world_size
 from composer.functional.dtensors import Region, is_dtensor, region_of
 
@@ -53,6 +69,34 @@ class OpenCheckpoint:
     name: str
     manifest: Manifest
 
+    @classmethod
+    def of(cls, folder: Folder, name: str) -> Self:
+        """Return the checkpoint of a name in a folder, after comparing the names and sizes of its files.
+
+        Files that the manifest does not list are ignored with a warning.
+
+        Raises:
+            CheckpointError: It is incomplete, or its manifest is damaged.
+        """
+        sizes, path = folder.sizes(name), folder.at(name)
+        manifest = read_manifest(folder, name, sizes)
+        for file, record in manifest.files.items():
+            if file not in sizes:
+                raise CheckpointError(f"{path}/{file}", "is missing, and the manifest lists it.")
+            if (size := sizes[file]) is None:
+                raise CheckpointError(f"{path}/{file}", "must be a file, and is a link or a folder.")
+            if size != record.size:
+                reason = f"has {size} bytes, and the manifest lists {record.size}: it was cut off or replaced."
+                raise CheckpointError(f"{path}/{file}", reason)
+        if unknown := sorted(sizes.keys() - {MANIFEST, *manifest.files}):
+            shown = abridged(", ".join(map(repr, unknown)))
+            warnings.warn(
+                f"{path} contains files that its manifest does not list, and they are ignored: {shown}.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return cls(folder, name, manifest)
+
     @property
     def path(self) -> str:
         """The path or URL that it comes from."""
@@ -64,7 +108,50 @@ class OpenCheckpoint:
         Raises:
             CheckpointError: The file is missing, or its content is not the one that was written.
         """
-        return self.folder.data(self.name, self.manifest)
+        size = self.manifest.files[STATE].size if STATE in self.manifest.files else 0
+        if size > MAX_STATE_BYTES:
+            reason = f"has {size} bytes, more than any that is saved ({MAX_STATE_BYTES} bytes)."
+            raise CheckpointError(f"{self.path}/{STATE}", reason)
+        return read_json(self.content(STATE), f"{self.path}/{STATE}")
+
+    def content(self, file: str) -> bytes:
+        """Return the content of a small file, after comparing it with its checksum.
+
+        Raises:
+            CheckpointError: The file is missing, or its content is not the one that was written.
+        """
+        if file not in self.manifest.files:
+            raise CheckpointError(f"{self.path}/{file}", "is missing.")
+        content = _read_file(self.folder, self.name, file, self.manifest.files[file].size)
+        self._compare(file, xxhash.xxh3_128_hexdigest(content))
+        return content
+
+    def check(self, files: Iterable[str] | None = None) -> None:
+        """Compare the contents of the files, or of some of them, with their checksums.
+
+        Raises:
+            CheckpointError: The content of one is not the one that was written.
+        """
+        for file in self.manifest.files if files is None else files:
+            digest = xxhash.xxh3_128()
+            for chunk in self.chunks(file):
+                digest.update(chunk)
+            self._compare(file, digest.hexdigest())
+
+    def chunks(self, file: str) -> Iterator[memoryview]:
+        """Yield the content of a file in parts, each of which is valid until the next."""
+        size = self.manifest.files[file].size
+        memory = memoryview(bytearray(min(_READ_BYTES, size)))
+        with self.folder.reader(self.name, file) as source:
+            for begin in range(0, size, _READ_BYTES):
+                chunk = memory[: size - begin]
+                read_into(source, f"{self.path}/{file}", begin, chunk)
+                yield chunk
+
+    def _compare(self, file: str, digest: str) -> None:
+        if digest != self.manifest.files[file].xxh3_128:
+            reason = "has been changed since it was written: its xxh3_128 is not the manifest's."
+            raise CheckpointError(f"{self.path}/{file}", reason)
 
     def own_process(self, first: Any) -> Any:
         """Return what belongs to this process; None if another number of processes saved it.
@@ -81,12 +168,12 @@ class OpenCheckpoint:
         if rank == 0:
             return first
         file = process_file(rank, world_size)
-        return join_process(self.folder.content(self.name, file, self.manifest), f"{self.path}/{file}")
+        return join_process(self.content(file), f"{self.path}/{file}")
 
     @cached_property
     def layout(self) -> Layout:
         """Where the tensors are."""
-        return Layout.from_bytes(self.folder.content(self.name, LAYOUT, self.manifest), f"{self.path}/{LAYOUT}")
+        return Layout.from_bytes(self.content(LAYOUT), f"{self.path}/{LAYOUT}")
 
     def shapes(self, kind: str) -> dict[str, Tensor]:
         """Return tensors without data in place of those of a kind of file, ``"model.safetensors"``."""
@@ -123,8 +210,8 @@ class OpenCheckpoint:
             path = f"{self.path}/{name}"
             if name not in self.manifest.files:
                 raise CheckpointError(path, f"is missing, and {LAYOUT} lists it.")
-            with self.folder.reader(self.name, name) as read:
-                blocks = _Blocks(read, file, self.manifest.files[name].size, path)
+            with self.folder.reader(self.name, name) as source:
+                blocks = _Blocks(source, file, self.manifest.files[name].size, path)
                 for cell, tensor in sorted(of_file):  # by position
                     _read_cell(blocks, targets[tensor], regions[tensor], cell)
                 blocks.finish()
@@ -143,6 +230,31 @@ class OpenCheckpoint:
             raise CheckpointError(self.path, f"needs more memory than there is: {error}") from None
 
 
+def read_manifest(folder: Folder, name: str, sizes: Mapping[str, int | None]) -> Manifest:
+    """Return a checkpoint's manifest without comparing the other files with it.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged or of another format.
+    """
+    size, path = sizes.get(MANIFEST), f"{folder.at(name)}/{MANIFEST}"
+    if size is None:
+        raise MissingCheckpointError(path, "is missing, so this is no checkpoint, or one that was not finished.")
+    if size > MAX_MANIFEST_BYTES:
+        raise CheckpointError(path, f"is larger than any manifest ({MAX_MANIFEST_BYTES} bytes).")
+    return Manifest.from_bytes(_read_file(folder, name, MANIFEST, size), path)
+
+
+def _read_file(folder: Folder, name: str, file: str, size: int) -> bytes:
+    path = f"{folder.at(name)}/{file}"
+    try:
+        content = bytearray(size)
+    except MemoryError:
+        raise CheckpointError(path, f"has {size} bytes, which memory cannot hold.") from None
+    with folder.reader(name, file) as source:
+        read_into(source, path, 0, memoryview(content))
+    return bytes(content)
+
+
 def _region_needed(one: TensorLayout, like: Any, known: KnownRegions) -> Region:
     """Return the region of a tensor that this process needs: of a DTensor its own, else all of it."""
     if like is None:
@@ -157,10 +269,10 @@ class _Blocks:
     only. If ranges are read in order, each block is read once.
     """
 
-    def __init__(self, read: ReadInto, file: TensorFile, size: int, path: str) -> None:
+    def __init__(self, source: RawIOBase, file: TensorFile, size: int, path: str) -> None:
         if len(file.blocks) != -(-size // BLOCK_BYTES) * _DIGITS:
             raise CheckpointError(path, f"has {size} bytes, which do not fit what {LAYOUT} lists.")
-        self._read, self._file, self._size, self._path = read, file, size, path
+        self._source, self._file, self._size, self._path = source, file, size, path
         self._unneeded = memoryview(bytearray(min(_READ_BYTES, size)))
         self._number, self._position, self._digest = -1, 0, xxhash.xxh3_128()
 
@@ -196,7 +308,7 @@ class _Blocks:
             self._take(self._unneeded[: end - self._position])
 
     def _take(self, memory: memoryview) -> None:
-        self._read(self._position, memory)
+        read_into(self._source, self._path, self._position, memory)
         self._digest.update(memory)
         self._position += len(memory)
 

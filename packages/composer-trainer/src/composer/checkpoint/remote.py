@@ -1,9 +1,8 @@
-"""Checkpoints in remote folders, through fsspec: ``s3://``, ``gs://``, ``memory://`` and its other protocols.
+"""Checkpoints at URLs, through fsspec: ``s3://``, ``gs://``, ``memory://`` and its other protocols.
 
 Each file is written to a local temporary file and uploaded when it is complete, and downloaded to one before it is
-read. Such folders have no rename and no lock. The draft is the checkpoint's own folder, and without a manifest, which
-is uploaded last and deleted first, it is none. Operations that fail are tried again, as a connection may be
-interrupted.
+read. There is no rename and no lock. The draft is the checkpoint's own folder, and without a manifest, which is
+uploaded last and deleted first, it is none. The file systems of fsspec repeat requests that fail.
 """
 
 from __future__ import annotations
@@ -11,22 +10,19 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from io import RawIOBase
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.folder import MANIFEST, Folder, Manifest, ReadInto, foreign_files, read_into
+from composer.checkpoint.folder import MANIFEST, Manifest, foreign_files
 from composer.core.saving.secrets import without_secret_urls
 
 _CHUNK = 8 << 20
 _STORAGE_OPTIONS: dict[str, Mapping[str, Any]] = {}
-_NOT_OF_THE_CONNECTION = (TypeError, ValueError, FileNotFoundError, IsADirectoryError, PermissionError)
-T = TypeVar("T")
 
 
 def set_storage_options(url: str, options: Mapping[str, Any]) -> None:
@@ -62,30 +58,21 @@ def _is_file(entry: dict[str, Any]) -> bool:
     return entry["type"] == "file" and not str(entry["name"]).endswith("/")
 
 
-def _sizes(entries: list[dict[str, Any]]) -> dict[str, int | None]:
-    return {_file_name(entry): int(entry["size"] or 0) for entry in entries if _is_file(entry)}
-
-
 def _without_slash(url: str) -> str:
     return url.rstrip("/")
 
 
 @attrs.frozen
-class RemoteFolder(Folder):
-    """A remote folder of checkpoints.
+class RemoteFolder:
+    """A folder of checkpoints at a URL; the methods are those of a :class:`~composer.checkpoint.local.LocalFolder`.
 
-    Remote folders have no atomic rename: a checkpoint is complete as soon as its manifest, the last file, is written.
-    Failed operations are retried with growing delays. There is no lock: two runs can save to one remote folder.
+    A checkpoint is complete as soon as its manifest, the last file, is uploaded. Two runs can save to one such folder.
 
     Args:
         url: The URL.
-        tries: How often an operation is tried in total.
-        wait: Seconds before the second try; doubled before each further one.
     """
 
     url: str = attrs.field(converter=_without_slash)
-    tries: int = 4
-    wait: float = 0.5
 
     def __str__(self) -> str:
         return without_secret_urls(self.url)
@@ -99,8 +86,8 @@ class RemoteFolder(Folder):
 
     def names(self) -> list[str]:
         """Return the names of possible checkpoints."""
-        entries = self._read(self.url, self._list)
-        return sorted(_file_name(entry) for entry in entries if entry["type"] == "directory")
+        with self._reading(self.url):
+            return sorted(_file_name(entry) for entry in self._list() if entry["type"] == "directory")
 
     def _list(self, name: str = "") -> list[dict[str, Any]]:
         """Return the entries of a folder, without itself; none if it does not exist."""
@@ -114,50 +101,43 @@ class RemoteFolder(Folder):
 
     def exists(self, name: str) -> bool:
         """Return whether a file or folder has a name."""
-        return bool(self._read(self.at(name), partial(self._list, name)))
+        with self._reading(self.at(name)):
+            return bool(self._list(name))
 
     def sizes(self, name: str) -> dict[str, int | None]:
         """Return the size of each file of a checkpoint."""
-        return _sizes(self._read(self.at(name), partial(self._list, name)))
+        with self._reading(self.at(name)):
+            return {_file_name(entry): int(entry["size"] or 0) for entry in self._list(name) if _is_file(entry)}
 
     @contextlib.contextmanager
-    def reader(self, name: str, file: str) -> Iterator[ReadInto]:
-        """Download a file of a checkpoint, and yield a function that fills memory with the bytes at a position."""
-        path = f"{self.at(name)}/{file}"
+    def reader(self, name: str, file: str) -> Iterator[RawIOBase]:
+        """Download a file of a checkpoint, and open it for reading."""
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, file)
-            self._read(path, partial(self._get, f"{name}/{file}", local))
+            with self._reading(f"{self.at(name)}/{file}"):
+                files, root = self._files()
+                files.get_file(f"{root}/{name}/{file}", str(local))
             with local.open("rb", buffering=0) as source:
-                yield partial(read_into, source, path)
-
-    def _get(self, path: str, local: Path) -> None:
-        files, root = self._files()
-        files.get_file(f"{root}/{path}", str(local))
+                yield source
 
     def begin(self, name: str) -> str:
         """Return the name of the new checkpoint, after deleting one that has the name."""
-        if self._write(name, partial(self._list, name)):
-            self.delete(name)
+        self.delete(name)
         return name
 
     def put(self, name: str, draft: str, file: str, content: Iterable[memoryview]) -> None:
         """Write a file of a checkpoint to a temporary one, and upload that, in any process."""
-        self._write(name, partial(self._put, f"{draft}/{file}", content))
+        with self._saving(name):
+            self._upload(f"{draft}/{file}", content)
 
     def commit(self, name: str, draft: str, manifest: Manifest) -> None:
-        """Upload the manifest, which makes the files a checkpoint, after checking that they are in the folder."""
-        sizes = _sizes(self._write(name, partial(self._list, draft)))
-        for file, record in sorted(manifest.files.items()):
-            if sizes.get(file) != record.size:
-                found = f"has {sizes[file]} bytes instead of {record.size}" if file in sizes else "is missing"
-                raise CheckpointSaveError(
-                    self.at(name),
-                    f"{file!r} {found} in the folder of the first process, though it has been written; the folder must "
-                    "be the same for all processes, which memory:// and folders of each host are not.",
-                )
+        """Upload the manifest, which makes the files a checkpoint."""
         self.put(name, draft, MANIFEST, [memoryview(manifest.to_bytes())])
 
-    def _put(self, path: str, pieces: Iterable[memoryview]) -> None:
+    def abandon(self, draft: str) -> None:
+        """Leave the files of a draft: the next checkpoint of the name deletes those without a manifest."""
+
+    def _upload(self, path: str, pieces: Iterable[memoryview]) -> None:
         files, root = self._files()
         with tempfile.TemporaryFile() as local:
             local.writelines(pieces)
@@ -167,32 +147,26 @@ class RemoteFolder(Folder):
 
     def delete(self, name: str) -> None:
         """Delete a checkpoint, its manifest first."""
-        self._write(name, partial(self._delete, name))
-
-    def _delete(self, name: str) -> None:
-        files, _ = self._files()
-        entries = self._list(name)  # none if this is tried again after the last file was deleted
-        if foreign := foreign_files(map(_file_name, entries)):
-            reason = f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere."
-            raise CheckpointSaveError(self.at(name), reason)
-        # Without a manifest it is no checkpoint, so that an interruption leaves none that is incomplete.
-        for entry in sorted(entries, key=lambda entry: _file_name(entry) != MANIFEST):
-            files.rm_file(entry["name"])
+        with self._saving(name):
+            files, entries = self._files()[0], self._list(name)
+            if foreign := foreign_files(map(_file_name, entries)):
+                reason = f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere."
+                raise CheckpointSaveError(self.at(name), reason)
+            # Without a manifest it is no checkpoint, so that an interruption leaves none that is incomplete.
+            for entry in sorted(entries, key=lambda entry: _file_name(entry) != MANIFEST):
+                files.rm_file(entry["name"])
 
     def set_latest(self, latest: str, name: str) -> None:
         """Write the name of a checkpoint to the file ``latest``."""
-        self._write(latest, lambda: self._put(latest, (memoryview(f"{name}\n".encode()),)))
+        with self._saving(latest):
+            self._upload(latest, [memoryview(f"{name}\n".encode())])
 
     def get_latest(self, latest: str) -> str | None:
         """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
-        try:
-            return self._read(latest, partial(self._content, latest))
-        except (CheckpointError, ImportError):
-            return None
-
-    def _content(self, latest: str) -> str:
-        files, root = self._files()
-        return str(files.cat_file(f"{root}/{latest}", end=4096).decode().strip())
+        with contextlib.suppress(CheckpointError, ImportError), self._reading(latest):
+            files, root = self._files()
+            return str(files.cat_file(f"{root}/{latest}", end=4096).decode().strip())
+        return None
 
     def _files(self) -> tuple[Any, str]:
         try:
@@ -207,27 +181,24 @@ class RemoteFolder(Folder):
         files.invalidate_cache()
         return files, root.rstrip("/")
 
-    def _read(self, path: str, call: Callable[[], T]) -> T:
-        def failed(error: Exception) -> CheckpointError:
-            is_gone, kind = isinstance(error, FileNotFoundError), type(error).__name__
-            return CheckpointError(path, "is missing." if is_gone else f"cannot be read: {kind}: {error}")
+    @contextlib.contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (CheckpointError, ImportError):
+            raise
+        except Exception as error:  # noqa: BLE001  (each file system has its own errors)
+            is_gone = isinstance(error, FileNotFoundError)
+            reason = "is missing." if is_gone else f"cannot be read: {type(error).__name__}: {error}"
+            # The file system's own error may contain the secrets of the URL.
+            raise CheckpointError(path, reason) from (error if str(self) == self.url else None)
 
-        return self._tried(call, failed)
-
-    def _write(self, name: str, call: Callable[[], T]) -> T:
-        return self._tried(call, lambda error: CheckpointSaveError(self.at(name), f"{type(error).__name__}: {error}"))
-
-    def _tried(self, call: Callable[[], T], to_error: Callable[[Exception], Exception]) -> T:
-        """Call a function, again if the connection fails, and raise what ``to_error`` returns for the last error."""
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                return call()
-            except (CheckpointError, CheckpointSaveError, ImportError):
-                raise
-            except Exception as error:  # noqa: BLE001  (each file system has its own errors)
-                if tries == self.tries or isinstance(error, _NOT_OF_THE_CONNECTION):
-                    # The file system's own error may contain the secrets of the URL.
-                    raise to_error(error) from (error if str(self) == self.url else None)
-                time.sleep(self.wait * 2 ** (tries - 1))
+    @contextlib.contextmanager
+    def _saving(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (CheckpointError, CheckpointSaveError, ImportError):
+            raise
+        except Exception as error:  # noqa: BLE001
+            reason = f"{type(error).__name__}: {error}"
+            raise CheckpointSaveError(self.at(name), reason) from (error if str(self) == self.url else None)

@@ -16,13 +16,13 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, LaterCheckpointError
 from composer.checkpoint.finding import FoundCheckpoint, clock_order, find_checkpoints
-from composer.checkpoint.folder import Folder, Manifest, split_path
-from composer.checkpoint.local import FolderLock, LocalFolder, open_folder
+from composer.checkpoint.folder import MANIFEST, Manifest, foreign_files, split_path
+from composer.checkpoint.local import Folder, FolderLock, LocalFolder, open_folder
+from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import State, Timestamp, TimeUnit
 from composer.core.checks import NamesArguments, integer, one_of
 from composer.core.evaluator import nearest_metric
 from composer.core.former import warn_former
-from composer.core.saving.secrets import without_secret_urls
 
 _SUFFIX = ".pt"
 _log = logging.getLogger(__name__)
@@ -107,8 +107,7 @@ class RunFolder:
     """The folder of a saver. Only rank 0 opens it; other processes write to drafts in it.
 
     It is open from the first training until :meth:`close`, and locked all that time. The thread that writes a
-    checkpoint calls :meth:`prepare` before and :meth:`finish` after it; the main thread opens and closes the folder
-    while nothing is written.
+    checkpoint calls :meth:`finish` after it; the main thread opens and closes the folder while nothing is written.
 
     Args:
         overwrite: Whether to replace checkpoints of other runs.
@@ -133,10 +132,8 @@ class RunFolder:
     saved: list[str] = attrs.field(factory=list, init=False)
     best: str | None = attrs.field(default=None, init=False)
     _copied: set[str] = attrs.field(factory=set, init=False)
-    _copies_before: list[FoundCheckpoint] = attrs.field(factory=list, init=False)
     _continues: bool = attrs.field(default=False, init=False)
     _lock: FolderLock | None = attrs.field(default=None, init=False)
-    _since: Timestamp = attrs.field(factory=Timestamp, init=False)
 
     def open(self, names: Names, state: State, *, continues: bool) -> Folder:
         """Return the folder; if it is not open, create and lock it, and delete what killed processes have left.
@@ -144,8 +141,7 @@ class RunFolder:
         Args:
             names: The folder, and the copies of a checkpoint that is saved now.
             state: The run.
-            continues: Whether the run has resumed from the newest undamaged checkpoint there, so that what is in the
-                way of the next ones is set aside.
+            continues: Whether the run has resumed from the newest undamaged checkpoint there.
 
         Raises:
             FolderInUseError: Another process has the lock.
@@ -163,12 +159,12 @@ class RunFolder:
                 _check_no_later_ones(folder, state.timestamp)
                 for place in names.folders_of_copies():
                     _check_no_later_ones(open_folder(place), state.timestamp, state.run_name)
-            self.opened, self._continues, self._since = folder, continues, state.timestamp
+            self.opened, self._continues = folder, continues
         return self.opened
 
     def forget(self) -> None:
         """Forget what an earlier run has saved and copied, which is then that of another run."""
-        self.saved, self.best, self._copied, self._copies_before = [], None, set(), []
+        self.saved, self.best, self._copied = [], None, set()
 
     def close(self) -> None:
         """Release the lock."""
@@ -176,49 +172,15 @@ class RunFolder:
             self._lock.release()
         self.opened = self._lock = None
 
-    def best_values(self, folder: Folder, names: Names, state: State) -> list[float]:
-        """Return the values of the best checkpoints of a run that exist, at least as copies; the best first."""
+    def best_values(self, folder: Folder, state: State) -> list[float]:
+        """Return the values of the best checkpoints of a run that exist; the best first."""
         if self.keep_best is None:
             return []
-        self._copies_before = []
-        for place in names.folders_of_copies():
-            try:
-                self._copies_before += self._own(open_folder(place), state.run_name, state.timestamp)
-            except CheckpointError as error:  # a copy that fails does not end a run, either
-                _log.warning("The best values of the copies in %s are not known: %s", without_secret_urls(place), error)
-        best = self._best(self._own(folder, state.run_name, state.timestamp))
-        return [value for value in map(self.keep_best.value, best) if value is not None]
+        values = map(self.keep_best.value, self._own(folder, state.run_name, state.timestamp))
+        return self.keep_best.best_values(value for value in values if value is not None)
 
     def _own(self, folder: Folder, run_name: str, until: Timestamp) -> list[FoundCheckpoint]:
         return own_checkpoints(folder, run_name, until, weights_only=self.weights_only)
-
-    def _best(self, own: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
-        """Return the best of the checkpoints, and of the copies of those that are not in this folder any more."""
-        one_of_each = {clock_order(one.manifest.timestamp): one for one in (*self._copies_before, *own) if one.manifest}
-        in_order = [one for _, one in sorted(one_of_each.items())]
-        return [] if self.keep_best is None else self.keep_best.best(in_order)
-
-    def prepare(self, folder: Folder, name: str, *, for_link: bool = False) -> None:
-        """Set aside what has the name of the next checkpoint, or link, and is not to be replaced, if the run continues.
-
-        Beside what cannot be replaced this is a damaged checkpoint, before which the run has resumed.
-        """
-        is_damaged = self._continues and not for_link and self._is_damaged(folder, name)
-        aside = folder.set_aside(name, for_link=for_link, anyway=is_damaged) if self._continues else None
-        if aside is not None:
-            _log.warning(
-                "autoresume: %s has the name of the next checkpoint and is not to be replaced: it is now %s.",
-                folder.at(name),
-                aside,
-            )
-
-    def _is_damaged(self, folder: Folder, name: str) -> bool:
-        if folder.at(name) in self.saved or not folder.exists(name):
-            return False
-        try:
-            return clock_order(folder.manifest(name).timestamp) > clock_order(self._since)
-        except CheckpointError:
-            return True
 
     def finish(self, folder: Folder, names: Names, manifest: Manifest) -> None:
         """List a written checkpoint, update the links to the latest and best, copy it, and delete old ones.
@@ -238,10 +200,9 @@ class RunFolder:
             if self.keep_best is None and self.keep_last < 0:
                 return
             own = self._own(folder, manifest.run_name, manifest.timestamp)
-            if best := self._best(own):
+            if self.keep_best is not None and (best := self.keep_best.best(own)):
                 self.best = best[0].path
-                if best[0] in own:
-                    self._link(folder, names.best, best[0].name)
+                self._link(folder, names.best, best[0].name)
             # After the links were moved, which would otherwise point to deleted checkpoints for a moment.
             deleted = {folder.at(one) for one in delete_old(folder, own, self.keep_last, self.keep_best)}
             for file in (Path(f"{one}{_SUFFIX}") for one in deleted):
@@ -257,14 +218,23 @@ class RunFolder:
         """Copy a checkpoint to a URL, and point the link beside it to it."""
         parent, name = split_path(url)
         to, again = open_folder(parent), self.overwrite or self._continues or url in self._copied
-        folder.copy(names.checkpoint, to, name, overwrite=again)
+        if not again and MANIFEST in to.sizes(name):  # without it, it is what an interrupted copy has left
+            raise CheckpointSaveError(to.at(name), "exists. Set overwrite=True (save_overwrite) to replace it.")
+        saved = OpenCheckpoint.of(folder, names.checkpoint)
+        to.make()
+        draft = to.begin(name)
+        try:
+            for file in saved.manifest.files:
+                to.put(name, draft, file, saved.chunks(file))
+            to.commit(name, draft, saved.manifest)
+        finally:
+            to.abandon(draft)
         self._copied.add(url)
         if names.latest is not None:
             to.set_latest(names.latest, name)
 
     def _link(self, folder: Folder, link: str | None, name: str) -> None:
         if link is not None:
-            self.prepare(folder, link, for_link=True)
             folder.set_latest(link, name)
 
 
@@ -324,7 +294,7 @@ def delete_old(
     Raises:
         CheckpointSaveError: One cannot be deleted.
     """
-    names = [one.name for one in expired(own, keep_last, keep_best) if not folder.foreign(one.name)]
+    names = [one.name for one in expired(own, keep_last, keep_best) if not foreign_files(folder.sizes(one.name))]
     if names and keep_best is not None:
         _warn_if_metric_is_unknown(keep_best, own, folder)
     for name in names:

@@ -91,9 +91,8 @@ class CheckpointSaver(Callback):
             in the data; called with ``weights_only``.
         extra: A function that returns plain data and tensors to save in place of those, if it is set.
         uploaders: Functions that return the URL of a copy for ``remote_file_name``, until the next run.
-        continues: Whether the run has resumed from the newest undamaged checkpoint of the folder. Later ones,
-            which are damaged, and anything else that has the name of the next checkpoint, such as an incomplete folder,
-            then get hidden names, which are logged.
+        continues: Whether the run has resumed from the newest undamaged checkpoint of the folder, so that later ones,
+            which are damaged, are no error.
 
     Raises:
         TypeError: A setting is of the wrong type.
@@ -203,7 +202,7 @@ class CheckpointSaver(Callback):
         with failing_in_all(names.folder):
             if state.rank == 0:
                 folder = self._run_folder.open(names, state, continues=self.continues)
-                self._due.values = self._run_folder.best_values(folder, names, state)
+                self._due.values = self._run_folder.best_values(folder, state)
         with failing_in_all(names.folder):
             if not (is_remote(names.folder) or Path(names.folder).is_dir()):
                 raise CheckpointSaveError(names.folder, "save_folder must be one folder for all processes, or a URL.")
@@ -272,14 +271,12 @@ class CheckpointSaver(Callback):
         folder = open_folder(names.folder)
         path = folder.at(names.checkpoint)
         snapshot = self._snapshot(state, names, extra, path)
-        is_repeated = self._last is not None and self._last.moment[:2] == moment[:2]
         self._last = _Save(moment, path, snapshot)
         write = partial(
             snapshot.write,
             folder,
             names.checkpoint,
-            overwrite=self.overwrite or is_repeated,
-            prepare=partial(self._run_folder.prepare, folder, names.checkpoint),
+            overwrite=self.overwrite,
             finish=partial(self._run_folder.finish, folder, names),
         )
         with self._repeatable():

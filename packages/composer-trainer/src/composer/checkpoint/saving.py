@@ -34,9 +34,7 @@ from composer.checkpoint.folder import (
     STATE,
     Content,
     FileRecord,
-    Folder,
     Manifest,
-    dictionary,
     process_file,
     split_path,
 )
@@ -52,7 +50,8 @@ from composer.checkpoint.layout import (
     plan_files,
     split_process,
 )
-from composer.checkpoint.local import open_folder
+from composer.checkpoint.local import Folder, open_folder
+from composer.checkpoint.reading import read_manifest
 from composer.core import State, TimeUnit, evaluation_weights
 from composer.core.checks import shortened
 from composer.core.saving.codec import Record, plain, read
@@ -94,8 +93,8 @@ def save_checkpoint(
             them. See :func:`composer.core.evaluation_weights`.
         ignore_keys: What not to save: patterns of paths such as ``"optimizers/*"``, or a function that removes it from
             the dictionary that it is called with.
-        overwrite: Whether to replace another checkpoint of the name. If False, one of the same run and moment is kept,
-            a damaged one is replaced, and any other raises an error.
+        overwrite: Whether to replace another checkpoint of the name. If False, only one of the same run and moment, or
+            a damaged one, is replaced, and any other raises an error.
 
     Raises:
         NotImplementedError: The model is wrapped by FSDP 1.
@@ -132,7 +131,7 @@ def _save(
     parent, name = split_path(fill_in_run(os.fspath(path), state, "A checkpoint's path"))
     folder, name = open_folder(parent), _valid_name(name)
     snapshot = take_snapshot(state, extra, path=folder.at(name), copy=False, **options)
-    snapshot.write(folder, name, overwrite=overwrite, prepare=folder.make)
+    snapshot.write(folder, name, overwrite=overwrite, makes_folder=True)
     return folder.at(name)
 
 
@@ -281,10 +280,10 @@ class Snapshot:
         name: str,
         *,
         overwrite: bool = False,
-        prepare: Callable[[], object] = lambda: None,
+        makes_folder: bool = False,
         finish: Callable[[Manifest], object] = lambda _: None,
     ) -> None:
-        """Write a checkpoint, unless an undamaged one of the same run and moment exists.
+        """Write a checkpoint; one of the same run and moment is replaced.
 
         All processes that write have to call it, and until the checkpoint is complete it fails in all or in none. No
         collectives are used.
@@ -293,7 +292,7 @@ class Snapshot:
             folder: The folder.
             name: The checkpoint's name.
             overwrite: Whether to replace another checkpoint of the name.
-            prepare: Called in the first process before.
+            makes_folder: Whether the folder may have to be created.
             finish: Called in the first process when the checkpoint is complete; the others do not wait for it, as it
                 may take long, and only the first one raises its error.
 
@@ -303,7 +302,7 @@ class Snapshot:
         """
         save = _JointSave(self, folder, name)
         if self.writers.rank == 0:
-            save.lead(prepare, finish, overwrite=overwrite)
+            save.lead(finish, overwrite=overwrite, makes_folder=makes_folder)
         else:
             save.follow()
 
@@ -322,30 +321,31 @@ class _JointSave:
         commit the draft    -- outcome -->  return, or raise why the save failed
         finish
 
-    If an equal checkpoint exists, or the first process fails or is interrupted, the outcome follows at once, also to
-    processes that have no draft. All raise the error of the lowest rank, or their own if that is it. A first process
-    that fails to write waits for the others before it removes the draft, to which they write.
+    If the first process fails or is interrupted, the outcome follows at once, also to processes that have no draft. All
+    raise the error of the lowest rank, or their own if that is it. A first process that fails to write waits for the
+    others before it removes the draft, to which they write.
     """
 
     snapshot: Snapshot
     folder: Folder
     name: str
 
-    def lead(self, prepare: Callable[[], object], finish: Callable[[Manifest], object], *, overwrite: bool) -> None:
+    def lead(self, finish: Callable[[Manifest], object], *, overwrite: bool, makes_folder: bool) -> None:
         """Write the first process's files, wait for the others, and commit the checkpoint."""
-        draft, outcome, own_error = "", Message(), None
+        draft, own_error = "", None
         try:
-            prepare()
-            manifest = self._existing(overwrite=overwrite)
-            if manifest is None:
-                draft = self.folder.begin(self.name)
-                self._send_all("draft", Message(draft=draft))
-                # The first process writes while the others do, and waits for them afterwards.
-                own, own_error = self._try_to_write(draft)
-                others = range(1, self.snapshot.writers.world_size)
-                written = [own, *(self._receive(f"written by {rank}", rank=rank) for rank in others)]
-                outcome = next((message for message in written if message.error is not None), outcome)
-                manifest = self._commit(draft, written) if outcome.error is None else None
+            if makes_folder:
+                self.folder.make()
+            self._check_replaced(overwrite=overwrite)
+            draft = self.folder.begin(self.name)
+            self._send_all("draft", Message(draft=draft))
+            # The first process writes while the others do, and waits for them afterwards.
+            own, own_error = self._try_to_write(draft)
+            others = range(1, self.snapshot.writers.world_size)
+            written = [own, *(self._receive(f"written by {rank}", rank=rank) for rank in others)]
+            outcome = next((message for message in written if message.error is not None), Message())
+            if outcome.error is None:
+                manifest = self._commit(draft, written)
             self._send_all("outcome", outcome)
         except BaseException as error:  # also an interrupt, as the others wait
             with contextlib.suppress(Exception):  # this error is the one to raise
@@ -354,7 +354,7 @@ class _JointSave:
         finally:
             if draft:
                 self.folder.abandon(draft)  # unfinished files, or a replaced checkpoint, for which no process waits
-        if manifest is None:
+        if outcome.error is not None:
             raise own_error or self._error_of(outcome)
         finish(manifest)
 
@@ -383,38 +383,27 @@ class _JointSave:
         except Exception as error:  # noqa: BLE001  (raised when all know of it)
             return Message.of(error, self.snapshot.writers.rank), error
 
-    def _existing(self, *, overwrite: bool) -> Manifest | None:
-        """Return the manifest of an undamaged checkpoint of the same run and moment; None if nothing has to be kept.
+    def _check_replaced(self, *, overwrite: bool) -> None:
+        """Raise a CheckpointSaveError if what has the name must not be replaced: a checkpoint of another moment.
 
-        Raises:
-            CheckpointSaveError: Another checkpoint has the name, and must not be replaced; one of another release never
-                is.
+        One of another release is never replaced.
         """
-        folder, name, manifest = self.folder, self.name, self.snapshot.manifest
+        folder, name = self.folder, self.name
         if not folder.exists(name):
-            return None
+            return
         try:
-            if overwrite:
-                folder.unchecked_manifest(name, folder.sizes(name))
-                return None
-            existing = folder.manifest(name)
-            folder.check(name, existing)
-            saved = folder.data(name, existing)
+            existing = read_manifest(folder, name, folder.sizes(name))
         except OtherReleaseError as error:
             raise CheckpointSaveError(folder.at(name), f"one of another release has its name: {error}") from None
         except CheckpointError:
-            return None
-        if _identity(existing) == _identity(manifest):
-            # Since then an interrupted evaluation may have been completed, and the iteration that it belongs to.
-            was_interrupted = bool(dictionary(saved.get("extra")).get("interrupted"))
-            is_complete = existing.timestamp.counts[:2] == manifest.timestamp.counts[:2] and not was_interrupted
-            is_measured = manifest.metrics.items() <= existing.metrics.items()
-            return existing if is_complete and is_measured else None
-        raise CheckpointSaveError(
-            folder.at(name),
-            f"there is one already, of run {existing.run_name!r} at batch {existing.timestamp.count(TimeUnit.BATCH)}. "
-            "Set overwrite (save_overwrite=True of a Trainer) to replace it, or choose another folder or run_name.",
-        )
+            return
+        if not overwrite and _identity(existing) != _identity(self.snapshot.manifest):
+            raise CheckpointSaveError(
+                folder.at(name),
+                f"there is one already, of run {existing.run_name!r} at batch "
+                f"{existing.timestamp.count(TimeUnit.BATCH)}. Set overwrite (save_overwrite=True of a Trainer) to "
+                "replace it, or choose another folder or run_name.",
+            )
 
     def _write_files(self, draft: str) -> Message:
         """Write this process's files, and return what the first process needs of them."""
