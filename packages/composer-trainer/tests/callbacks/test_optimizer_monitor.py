@@ -241,7 +241,6 @@ def spread():
 
 
 check(mixed, spread)
-dist.destroy_process_group()
 print("equal")
 """
 

@@ -42,7 +42,6 @@ for differing in (
         Trainer(model=ComposerClassifier(torch.nn.Linear(2, 2), 2), **arguments)
     except ValueError as error:
         print(str(error).partition(". ")[0])
-dist.destroy_process_group()
 """
 
 
