@@ -77,16 +77,6 @@ class SelectiveBackprop(Algorithm):
         is_empty = self.start == self.end
         warn_if_idle(self, start=is_empty, end=is_empty, keep=self.keep == 1, interrupt=self.interrupt == 1)
 
-    @property
-    def selects_samples(self) -> bool:
-        """True: it removes samples from a batch.
-
-        Example:
-            >>> SelectiveBackprop().selects_samples
-            True
-        """
-        return True
-
     def match(self, event: Event, state: State) -> bool:
         """Return whether to select samples of this batch."""
         if event is not Event.AFTER_DATALOADER:

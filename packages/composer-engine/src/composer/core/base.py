@@ -126,11 +126,6 @@ class Algorithm(Serializable, ABC):
         return False
 
     @property
-    def selects_samples(self) -> bool:
-        """Whether it may remove samples from a batch; several processes then exchange the number in each batch."""
-        return False
-
-    @property
     def backwards_create_graph(self) -> bool:
         """Whether the backward pass must itself be differentiable."""
         return False

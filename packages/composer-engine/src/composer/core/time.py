@@ -460,10 +460,7 @@ class Timestamp(StoredAsObject):
     total_wct = _duration("total_wct", "Wall-clock time in total.")
     iteration_wct = _duration("iteration_wct", "Wall-clock time in this iteration.")
     epoch_wct = _duration("epoch_wct", "Wall-clock time in this epoch.")
-    batch_wct = _duration(
-        "batch_wct",
-        "Wall-clock time of the last batch; with several processes, an estimate for most batches, which may be 0.",
-    )
+    batch_wct = _duration("batch_wct", "Wall-clock time of the last batch, of several processes the mean.")
 
     def __repr__(self) -> str:
         return f"Timestamp({', '.join(f'{name}={value}' for name, value in self.counts._asdict().items())})"

@@ -158,23 +158,18 @@ class Parallelism:
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def begin_batch(self, own: BatchShare, *, usual: int | None = None, is_regular: bool = False) -> BatchWeights:
+    def begin_batch(self, own: BatchShare, *, usual: int | None = None) -> BatchWeights:
         """Start exchanging the counts of this process's share of a batch, and return the weights of its losses.
 
         Args:
-            own: The counts of this process; its ``seconds`` are those since the last call, if the clocks must agree.
+            own: The counts of this process; its ``seconds`` are those since the last call.
             usual: What ``counted`` is in nearly all batches of each process, the same number in all of them. The
                 weight of a loss is then known without waiting for other processes, and :meth:`end_batch` corrects all
                 gradients of other batches.
-            is_regular: Whether, as far as all processes know, each has ``usual`` samples and no tokens: after a first
-                one, most regular batches are not exchanged.
-
-        Raises:
-            RuntimeError: The counts are not those that the other processes rely on.
         """
         weights = BatchWeights(own, usual, self._exchange)
         if self._exchange is not None:
-            self._exchange.begin(own, usual, is_regular=is_regular)
+            self._exchange.begin(own)
         return weights
 
     def padded(self, microbatches: Sequence[Microbatch], weights: BatchWeights) -> Sequence[Microbatch]:

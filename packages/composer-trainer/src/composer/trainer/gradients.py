@@ -26,7 +26,6 @@ from torch import Tensor
 
 from composer.core.data.batches import count_tokens
 from composer.core.data.packing import check_packed_model
-from composer.core.data.spec import has_own_functions
 from composer.core.step import Step
 from composer.distributed import BatchShare, BatchWeights, get_data_world_size, get_world_size
 from composer.trainer.evaluation.metrics import update_train_metrics
@@ -90,8 +89,7 @@ class BatchGradients:
         self._asks_model = not by_tokens or spec._get_num_tokens_in_batch is count_tokens  # noqa: SLF001
         self._is_sum = bool(getattr(state.model, "loss_is_sum", False))
         # Batches have equal numbers of samples but not of tokens, so that these cannot be known in advance.
-        self._usual = None if by_tokens or self._is_sum else batches.usual.samples
-        self._is_regular = False  # whether every full batch is
+        self._usual = None if by_tokens or self._is_sum else batches.usual
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         self._may_warn_of_size = not state.auto_microbatching
         self.num_samples = 0
@@ -104,9 +102,6 @@ class BatchGradients:
         # The gradients of one process without a scaler are complete after the backward pass.
         is_incomplete = self._parallel.is_connected or state.scaler is not None
         self.step.complete = self._complete if is_incomplete else None
-        selects = any(algorithm.selects_samples for algorithm in state.algorithms)
-        changes_numbers = state.auto_microbatching or selects or has_own_functions(self._spec)
-        self._is_regular = self._usual is not None and self._batches.usual.is_exact and not changes_numbers
 
     def begin(self, batch: Batch) -> None:
         """Make this the batch of the state: the one that ``batches`` returned last."""
@@ -121,8 +116,7 @@ class BatchGradients:
         is_first = self.step.times_computed == 1
         if is_first:  # further computations of the batch have the same counts
             share = self._own_share(len(microbatches), has_terms=terms is not None)
-            is_regular = self._is_regular and self._batches.position.last_batch_is_full
-            self.weights = self._parallel.begin_batch(share, usual=self._usual, is_regular=is_regular)
+            self.weights = self._parallel.begin_batch(share, usual=self._usual)
         if is_part or self._is_sum:
             microbatches = self._weighted(microbatches, terms)
         # Of several computations in a step, the metrics use the first outputs.

@@ -160,18 +160,6 @@ class DataSpec(NamesArguments):
         return counts.get("loss_generating", counts["total"]) if isinstance(counts, Mapping) else counts
 
 
-def has_own_functions(spec: DataSpec) -> bool:
-    """Return whether functions of the user transform, split or count the batches of a loader.
-
-    Example:
-        >>> has_own_functions(DataSpec([])), has_own_functions(DataSpec([], batch_transforms=lambda batch: batch))
-        (False, True)
-    """
-    usual = (split_batch, count_samples, count_tokens)
-    own = (spec.split_batch, spec.get_num_samples_in_batch, spec._get_num_tokens_in_batch)  # noqa: SLF001
-    return own != usual or (spec.batch_transforms, spec.microbatch_transforms) != (None, None)
-
-
 def _split_completely(
     split: Callable[[Batch, int], Iterable[Batch]], count: Callable[[Batch], int], batch: Batch, microbatch_size: int
 ) -> list[Batch]:

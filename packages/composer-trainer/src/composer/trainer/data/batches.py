@@ -30,7 +30,7 @@ from composer.distributed import all_agree, all_gather_object, get_data_world_si
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
 from composer.functional.datasets import by_epoch
 from composer.functional.nested import leaves
-from composer.trainer.data.order import StatefulOrder, UsualCount, make_order
+from composer.trainer.data.order import StatefulOrder, make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
 from composer.trainer.data.seeding import draws_nothing
 from composer.trainer.resume.contract import (
@@ -118,7 +118,7 @@ class Batches:
                 "train_dataloader has no batches: its data set is empty, or smaller than one batch of all processes "
                 "with drop_last=True."
             )
-        self.usual = UsualCount()
+        self.usual: int | None = None
         self.checks_model = has_packed_rows(self._loader)
         self._objects_at_start = save_objects(self.objects.replayed)
         self._batches: Iterator[tuple[Batch, bool]] | None = None

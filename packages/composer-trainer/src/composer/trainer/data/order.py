@@ -21,7 +21,7 @@ import hashlib
 import itertools
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -73,18 +73,6 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     return SharedOrder(loader, seed) if takes_all and shares_order(sampler) else IndexedOrder(loader, seed)
 
 
-class UsualCount(NamedTuple):
-    """The number of samples in nearly all batches of a process.
-
-    Attributes:
-        samples: The number; None if it is not known.
-        is_exact: Whether every full batch is guaranteed to have this number in each process.
-    """
-
-    samples: int | None = None
-    is_exact: bool = False
-
-
 class DataOrder:
     """Iterates over any epoch of a loader, from any place on; here of a list of batches.
 
@@ -99,7 +87,7 @@ class DataOrder:
     Attributes:
         skips: Whether an epoch can start in its middle without loading the batches before.
         place_distance: The distance between the places of two batches.
-        usual: The number of samples in nearly all batches of this process.
+        usual: The number of samples in nearly all batches of this process; None if it is not known.
         global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
             otherwise None.
         as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed, as in MosaicML
@@ -113,7 +101,7 @@ class DataOrder:
 
     skips = True
     place_distance = 1
-    usual = UsualCount()
+    usual: int | None = None
     global_batch_size: int | None = None
     as_sampler = False
 
@@ -314,7 +302,7 @@ class _CopiedOrder(DataOrder):
         copied.generator = torch.Generator()
         # With a batch size of 1, a sample is often a complete batch of unknown size, which collate_fn takes out.
         if loader.batch_size is not None and (loader.batch_size > 1 or loader.collate_fn is default_collate):
-            self.usual = UsualCount(loader.batch_size)
+            self.usual = loader.batch_size
         draws_nothing = loader.collate_fn in (default_collate, default_convert)
         self._is_plain = draws_nothing and seeding.draws_nothing(loader.dataset)
 
@@ -434,8 +422,6 @@ class SharedOrder(IndexedOrder):
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
-        is_exact = self.usual.samples is not None and loader.collate_fn is default_collate
-        self.usual = UsualCount(self.usual.samples, is_exact)
         is_batched = type(self._sampler) is BatchSampler
         self._distributed: Any = self._sampler.sampler if is_batched else self._sampler
         self.place_distance = (self._sampler.batch_size if is_batched else 1) * self._distributed.num_replicas

@@ -59,17 +59,16 @@ class EpochPosition:
         (4, 10, 3)
         >>> for _ in range(3):
         ...     position.advance()
-        ...     print(position.place, position.num_batches, position.last_batch_is_full, position.epoch_is_over)
-        4 1 True False
-        8 2 True False
-        12 3 False True
+        ...     print(position.place, position.num_batches, position.epoch_is_over)
+        4 1 False
+        8 2 False
+        12 3 True
     """
 
     def __init__(self, spec: DataSpec, order: DataOrder, subset_num_batches: int) -> None:
         self._spec, self._order, self.place_distance = spec, order, order.place_distance
         self.max_batches = math.inf if subset_num_batches == -1 else subset_num_batches
-        self._counts_samples = order.global_batch_size is not None
-        self._rank = get_data_rank() if self._counts_samples else 0
+        self._rank = 0 if order.global_batch_size is None else get_data_rank()
         self._has_warned = False
         end = order.end(0)
         length = spec.length if end is None else math.ceil(end / self.place_distance)
@@ -138,11 +137,6 @@ class EpochPosition:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
         first = self.place - self.place_distance + self._rank  # the first sample of this process in the batch
         return not self.last_is_copy and (self.data_end is None or first < self.data_end)
-
-    @property
-    def last_batch_is_full(self) -> bool:
-        """Whether the last batch is known to have all samples of a batch, by places that are numbers of samples."""
-        return self._counts_samples and self.data_end is not None and self.place <= self.data_end
 
 
 class PlaceReader:
