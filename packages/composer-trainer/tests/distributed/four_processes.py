@@ -356,36 +356,7 @@ def check_resuming(folder):
         "by rank": resume(save_folder=str(shared if rank == 0 else empty), autoresume=True),
         "not shared": resume(load_path="memory://runs/ep1-ba2"),
         "load_path": resume(load_path=str((shared if rank == 0 else other) / "ep1-ba2")),
-        "not everywhere": resume(load_path=None if rank == 2 else str(shared / "ep1-ba2")),
         "lost": resume(save_folder="lost://run", autoresume=True),
-        "weights of some": resume(load_path=str(shared / "ep1-ba2"), load_weights_only=rank == 2),
-    }
-
-
-def check_different_runs(folder):
-    """Start runs of which process 2 has another argument than the others, and return what each process raises."""
-    is_other = cd.get_global_rank() == 2
-
-    def fit_with(**options):
-        with make_trainer(dealt(), **options) as trainer:
-            trainer.fit()
-
-    others = {
-        "max_duration": {"max_duration": "3ep"},
-        "save_folder": {"save_folder": str(folder)},
-    }
-    meshes = {
-        "tp": [{"mesh": {"tp": 4}, "tp": {"plan": {"layer": style}}} for style in ("colwise", "rowwise")],
-        "fsdp": [{"fsdp": {"auto_wrap": [one]}} for one in (nn.Linear, "Table")],
-        "mesh": [{"mesh": {"shard": 4}}, {"mesh": {"shard": 2, "tp": 2}, "tp": {"plan": {"layer": "colwise"}}}],
-    }
-
-    def construct(section):
-        make_trainer(dealt(), on="meta", parallelism_config=meshes[section][is_other])
-
-    return {
-        **{name: error_of(lambda: fit_with(**(other if is_other else {}))) for name, other in others.items()},  # noqa: B023
-        **{f"parallelism_config[{name!r}]": error_of(lambda: construct(name)) for name in meshes},  # noqa: B023
     }
 
 
@@ -424,7 +395,6 @@ def main(folder):
         "failing": check_failing_in_all_processes(KeyError("settings")),
         "interrupted": check_failing_in_all_processes(KeyboardInterrupt()),
         "unusable": check_unusable_folder(saved / "unusable"),
-        "different": check_different_runs(saved / "different"),
     }
     cd.barrier()
     if cd.get_global_rank() == 0:

@@ -176,13 +176,6 @@ class TestOneCheckpoint:
         assert own == "MissingCheckpointError: memory://runs/ep1-ba2 does not exist."
         assert {*messages} == {f"CheckpointError: memory://runs/ep1-ba2 was not loaded: it failed in process 3: {own}"}
 
-    @pytest.mark.parametrize("case", ["not everywhere", "weights of some"])
-    def test_different_load_arguments_raise(self, four_processes, case):
-        """A load_path or load_weights_only that differs in one process raises."""
-        [message] = {result["resuming"][case] for result in four_processes}
-
-        assert "load_path, load_weights_only and autoresume must be the same in every process" in message
-
     def test_failure_is_raised_in_all_processes(self, four_processes):
         """The failed process raises its own error, the others name it."""
         reported = [result["failing"] for result in four_processes]
@@ -205,34 +198,3 @@ class TestOneCheckpoint:
         assert "failed in process 0" not in first
         for message in others:
             assert "Saving a checkpoint failed in process 0: " in message
-
-
-class TestDifferentRuns:
-    @pytest.mark.parametrize(
-        ("name", "values"),
-        [
-            ("max_duration", "got 2ep in process 0 and 3ep in process 2."),
-            ("save_folder", "got None in process 0 and every 1ep in process 2."),
-            (
-                "parallelism_config['mesh']",
-                (
-                    "'shard': 4, 'tp': 1} in process 0 and "
-                    "{'class': 'MeshSettings', 'replicate': 1, 'shard': 2, 'tp': 2} in process 2."
-                ),
-            ),
-            ("parallelism_config['fsdp']", "and {'class': 'FSDPSettings', 'auto_wrap': ['Table'], "),
-            (
-                "parallelism_config['tp']",
-                (
-                    "'plan': {'layer': 'colwise'}} in process 0 and "
-                    "{'class': 'TensorParallelSettings', 'plan': {'layer': 'rowwise'}} in process 2."
-                ),
-            ),
-        ],
-    )
-    def test_another_argument_in_one_process_raises(self, four_processes, name, values):
-        """All processes name the argument before they would wait for each other in different places."""
-        [message] = {result["different"][name] for result in four_processes}
-
-        assert message.startswith(f"ValueError: {name}")
-        assert values in message

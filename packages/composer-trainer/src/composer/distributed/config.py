@@ -126,10 +126,6 @@ class ParallelismConfig:
         """Whether the model is split over processes, by FSDP2 or tensor parallelism."""
         return self.fsdp is not None or self.layer_size > 1
 
-    def sections(self) -> dict[str, Settings | None]:
-        """Return the settings by which processes form groups and split the model, by argument."""
-        return {f"parallelism_config[{name!r}]": getattr(self, name) for name in ("mesh", "fsdp", "tp")}
-
     def check_has_data(self, model: nn.Module) -> None:
         """Raise an error for a model on the meta device, unless it is sharded before it gets its data.
 

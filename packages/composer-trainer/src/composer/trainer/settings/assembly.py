@@ -21,7 +21,7 @@ import torch
 
 from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes
-from composer.core import Engine, Event, Logger
+from composer.core import Engine, Event, Logger, Precision
 from composer.core.checks import as_list
 from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import all_gather_object, broadcast_model, initialize_dist
@@ -70,7 +70,7 @@ class Assembly:
             configure_deterministic_mode()
         self._parallel.activate()
         initialize_dist(compute.device, settings.processes.dist_timeout)
-        check_same_values(plain_settings(settings.exchanges()))
+        check_same_precision(compute.precision)
         self.local_hparams = plain_settings(given)
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
@@ -281,22 +281,12 @@ class Assembly:
             first.add_note(f"Closing callbacks and loggers failed, too: {type(second).__name__}: {second}")
 
 
-def check_same_values(values: Mapping[str, Any]) -> None:
-    """Reject arguments that differ between processes, which would wait for each other forever.
-
-    All processes must call it.
-
-    Args:
-        values: Plain data by the names of the arguments.
+def check_same_precision(precision: Precision) -> None:
+    """Reject a precision that differs between processes, which all must call it.
 
     Raises:
-        ValueError: A value differs.
+        ValueError: The precision of another process differs from that of the first one.
     """
-    by_rank = all_gather_object(values)
-    for rank, other in enumerate(by_rank):
-        for name, value in by_rank[0].items():
-            if other[name] != value:
-                raise ValueError(
-                    f"{name} must be the same in every process, got {value} in process 0 and {other[name]} in process "
-                    f"{rank}. Construct the Trainer with the same arguments, whatever the rank."
-                )
+    by_rank = [str(one) for one in all_gather_object(precision)]
+    if len({*by_rank}) > 1:
+        raise ValueError(f"precision must be the same in every process, got {', '.join(by_rank)} by rank.")

@@ -208,23 +208,6 @@ class Settings:
         check_optimizers_of(self.schedule.schedulers, optimizers)
         return savers, displays
 
-    def exchanges(self) -> dict[str, Any]:
-        """Return the settings on which it depends what processes exchange, and when, by the names of the arguments."""
-        loading, saving = self.loading, self.saving
-        every = saving.save_interval
-        return {
-            **self.processes.parallel.config.sections(),
-            "precision": str(self.compute.precision),
-            "max_duration": str(self.schedule.max_duration),
-            "eval_dataloader": self.evaluations.labels(),
-            "load_path, load_weights_only and autoresume": [
-                loading.path is None,
-                loading.weights_only,
-                loading.autoresume,
-            ],
-            "save_folder and save_interval": saving.save_folder and f"every {'call' if callable(every) else every}",
-        }
-
     def make_state(self) -> State:
         """Seed the global generators, move the model to the device, and return the state of the run.
 
