@@ -63,7 +63,6 @@ class TestMesh:
             ({"mesh": {"tp": 4}, "tp": {"plan": {}}}, TypeError, "must be a dictionary from names of layers"),
             ({"mesh": {"tp": 4}, "tp": {"plan": {"a": "col"}}}, ValueError, "must be 'colwise' or 'rowwise'"),
             ({"mesh": {"tp": 4}, "tp": {"plan": {"a": None}}}, ValueError, "or a ParallelStyle of torch, got None"),
-            ({"mesh": {"shard": 4}, "fsdp": {"device_mesh": object()}}, ValueError, "leave out one"),
             ({"mesh": {"shard": 4}, "ddp": {"bucket_cap_mb": 1}}, ValueError, "requires FSDP2: remove 'ddp'"),
         ],
     )

@@ -192,11 +192,6 @@ def _checked_mesh(mesh: MeshSettings, settings: Mapping[str, Any]) -> FSDPSettin
             f"parallelism_config['mesh'] has tp={mesh.tp}, but no plan of the layers to split. Pass "
             "parallelism_config['tp']={'plan': {'name of a layer': 'colwise'}}."
         )
-    if fsdp is not None and fsdp.device_mesh is not None:
-        raise ValueError(
-            "parallelism_config['mesh'] and parallelism_config['fsdp']['device_mesh'] both arrange the processes: "
-            "leave out one."
-        )
     if fsdp is None and (mesh.shard > 1 or (mesh.tp > 1 and mesh.data_degree > 1)):
         fsdp = FSDPSettings()  # DDP does not average the gradients of layers that are split
     if fsdp is not None and settings.get("ddp", DDPSettings()) != DDPSettings():

@@ -63,7 +63,6 @@ class FSDPSettings(Settings):
             bits, ``"PURE"`` does both in 16 bits, ``"FULL"`` both in 32 bits.
         mp_policy: A torch policy that replaces ``mixed_precision``.
         cpu_offload: Whether weights, gradients and optimizer state are stored in host memory.
-        device_mesh: The device mesh; all processes in one dimension if None.
 
     Raises:
         TypeError: A setting is of the wrong kind.
@@ -84,7 +83,6 @@ class FSDPSettings(Settings):
     mixed_precision: str = attrs.field(default="DEFAULT", validator=in_(("DEFAULT", "PURE", "FULL")))
     mp_policy: MixedPrecisionPolicy | None = None
     cpu_offload: bool = attrs.field(default=False, validator=instance_of(bool))
-    device_mesh: DeviceMesh | None = None
 
     def policy(self, precision: Precision) -> MixedPrecisionPolicy:
         """Return the dtypes in which weights are gathered and gradients reduced."""
@@ -145,7 +143,7 @@ def shard(
     if settings is not None:
         # Inner blocks before outer ones and the model last, because fully_shard leaves out what is sharded already.
         modules = [*reversed(blocks.values()), model]
-        _shard_blocks(modules, settings, _data_mesh(settings, device_mesh, device), precision)
+        _shard_blocks(modules, settings, _data_mesh(device_mesh, device), precision)
     # Both ways to split a model replace its parameters by DTensors, and the optimizers have the former ones.
     update_params_in_optimizer(before, model.named_parameters(), optimizers)
     for optimizer in optimizers:
@@ -153,12 +151,10 @@ def shard(
     return list(blocks)
 
 
-def _data_mesh(settings: FSDPSettings, mesh: DeviceMesh | None, device: torch.device) -> DeviceMesh:
+def _data_mesh(mesh: DeviceMesh | None, device: torch.device) -> DeviceMesh:
     """Return the mesh over which FSDP2 shards: one or two dimensions, without that of tensor parallelism."""
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 
-    if settings.device_mesh is not None:
-        return settings.device_mesh
     if mesh is None:
         return init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     return mesh["replicate", "shard"] if "replicate" in (mesh.mesh_dim_names or ()) else mesh["shard"]
