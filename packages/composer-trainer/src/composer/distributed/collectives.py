@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -20,7 +19,6 @@ from composer.distributed.environment import (
     get_world_size,
     host_group,
     is_connected,
-    namespace_here,
 )
 from composer.functional.dtensors import without_repeats
 
@@ -28,7 +26,6 @@ T = TypeVar("T")
 
 _OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
 _BUCKET_BYTES = 64 * 2**20
-_LOCAL = "127.0.0.1"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
 
 
@@ -340,15 +337,11 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 class MessageStore:
-    """Strings by key from one process to another, through a connection of each process to the first one.
+    """Strings by key from one process to another, through the store by which the process group was created.
 
     A thread that waits for another process through a process group would disturb, and could block, the collectives of
-    the training. The store is a server of its own in the first process, on a free port. All processes have to construct
-    it at the same time. A string has one reader, which removes it, or gives up and removes it later: nothing
-    accumulates, and no other save deletes it.
-
-    Raises:
-        RuntimeError: In every process, if one cannot be connected.
+    the training. All processes have to construct it at the same time. A string has one reader, which removes it, or
+    gives up and removes it later: nothing accumulates, and no other save deletes it.
 
     Example:
         >>> messages = MessageStore()
@@ -358,24 +351,14 @@ class MessageStore:
     """
 
     def __init__(self) -> None:
-        distributed: Any = torch.distributed  # its stores are public, and not in its list
-        self.rank, self.world_size = get_global_rank(), get_world_size()
+        self.rank, self.world_size = (get_global_rank(), get_world_size()) if is_connected() else (0, 1)
         self._unwanted: set[str] = set()
-        if not is_connected():
-            self.rank, self.world_size = 0, 1
-            self._store: Any = distributed.HashStore()
-            return
-        doing = "Connecting the processes for checkpoints"
-        with failing_in_all_processes(doing):
-            if self.rank == 0:
-                self._store = distributed.TCPStore(_LOCAL, 0, None, is_master=True, wait_for_workers=False)
-        here = namespace_here("net") or socket.gethostname()
-        host, network, port = from_rank_zero((socket.gethostname(), here, self._store.port if self.rank == 0 else 0))
-        with failing_in_all_processes(doing):
-            if self.rank > 0:
-                # The address at which torchrun's processes find the first one.
-                address = _LOCAL if network == here else os.environ.get("MASTER_ADDR", host)
-                self._store = distributed.TCPStore(address, port, None, is_master=False, wait_for_workers=False)
+        self._store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's list
+        if self.world_size > 1:
+            from torch.distributed.distributed_c10d import PrefixStore, _get_default_store  # noqa: PLC0415
+
+            # Torchrun's store may have messages of processes that were restarted.
+            self._store = PrefixStore(f"messages of {from_rank_zero(secrets.token_hex(8))}", _get_default_store())
 
     def put(self, key: str, value: str) -> None:
         """Set the string of a key."""
