@@ -1,6 +1,5 @@
 """The order of copies and waits, where the code relies on a rule of CUDA: what is read too early is zero here."""
 
-import datetime
 import time
 
 import pytest
@@ -17,7 +16,6 @@ from composer.checkpoint.folder import MODEL
 from composer.checkpoint.layout import describe_tensors, pack_files, plan_files
 from composer.core import State
 from composer.core.data.batches import move_batch
-from composer.distributed.environment import with_timeout
 from composer.functional.random import send
 from composer.loggers import InMemoryLogger
 from fixtures import make_classifier, small_run
@@ -164,28 +162,6 @@ class TestNaNMonitor:
         [*_, (_, event, of_stream)] = [call for call in first[copied:] if call[0] == "record"]
         assert of_stream == stream
         assert [call for call in second if call[0] in WAITS] == [("wait_for_event", event, 0)]
-
-
-def test_groups_wait_as_long_as_the_default_group():
-    """NCCL and gloo of a new group get the timeout of the default group, with which NCCL's thread ends a process.
-
-    Torch's newest class for NCCL connects at once, which needs a driver; the former one waits for a collective.
-    """
-    has_both = hasattr(torch._C._distributed_c10d, "ProcessGroupNCCL2")
-    backend, store = f"cpu:gloo,cuda:nccl{'-legacy' if has_both else ''}", torch.distributed.HashStore()
-    timeout = datetime.timedelta(seconds=77)
-    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-    try:
-        group = torch.distributed.new_group([0])
-        before = [group._get_backend(torch.device(kind)).options._timeout for kind in ("cpu", "cuda")]
-
-        with_timeout(group)
-
-        after = [group._get_backend(torch.device(kind)).options._timeout for kind in ("cpu", "cuda")]
-        assert timeout not in before
-        assert after == [timeout, timeout]
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_all_work_is_in_the_current_stream(calls, stream, tmp_path):

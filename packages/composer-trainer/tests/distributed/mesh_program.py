@@ -16,7 +16,6 @@ from torchmetrics.classification import MulticlassAccuracy
 from composer import Callback, Trainer, distributed
 from composer.algorithms import EMA, GradientClipping, MixUp
 from composer.core import State
-from composer.distributed.environment import data_group
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -161,16 +160,6 @@ def initial_weights(config):
     }
 
 
-def timeouts(config):
-    """Return the seconds after which collectives in the groups of the mesh, and of equal data, fail."""
-    if config is None:
-        return []
-    mesh = distributed.MeshSettings.from_config(config["mesh"]).to_device_mesh(torch.device("cpu"))
-    distributed.Parallelism(config).activate()
-    groups = [*mesh.get_all_groups(), data_group() or torch.distributed.group.WORLD]
-    return [group._get_backend(torch.device("cpu")).options._timeout.seconds for group in groups]
-
-
 def main(name, folder):
     distributed.initialize_dist("cpu", timeout=120)
     config = MESHES[name]
@@ -188,7 +177,6 @@ def main(name, folder):
             plan = {"*.up": "colwise", "*.down": "rowwise"}
             results["initial"] = initial_weights({"mesh": config["mesh"], "tp": {"plan": plan}})
     results["initial, fsdp"] = initial_weights({"fsdp": {}})
-    results["timeouts"] = timeouts(config)
     (folder / f"{name}-{distributed.get_global_rank()}.json").write_text(json.dumps(results))
 
 

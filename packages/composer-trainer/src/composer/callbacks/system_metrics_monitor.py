@@ -15,7 +15,6 @@ from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUn
 from composer.core.checks import is_flag, number_between
 from composer.core.saving.components import transient
 from composer.distributed import is_initialized
-from composer.distributed.environment import with_timeout
 from composer.loggers.products import require_product
 
 _GPU_METRICS = ("gpu_percentage", "memory_percentage", "gpu_temperature_C", "gpu_power_usage_W")
@@ -87,7 +86,7 @@ class SystemMetricsMonitor(Callback):
             require_product("pynvml", "system")
         if is_initialized():
             # On the CPU, so that no process synchronizes with its device.
-            self._group = with_timeout(torch.distributed.new_group(backend="gloo"))
+            self._group = torch.distributed.new_group(backend="gloo")
         self._sampler = Sampler(lambda: read_machine() | _read_gpu(state.device), self.sample_seconds)
 
     def batch_end(self, state: State, logger: Logger) -> None:

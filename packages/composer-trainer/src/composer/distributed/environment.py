@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -177,27 +175,7 @@ def host_group() -> Any:
 @lru_cache(maxsize=1)
 def _new_host_group(world: Any) -> Any:
     del world  # it was created elsewhere, for devices only
-    return with_timeout(torch.distributed.new_group(backend="gloo"))
-
-
-def with_timeout(group: Any) -> Any:
-    """Return a process group that waits as long as the default group: torch lets new ones wait 30 minutes, NCCL's 10.
-
-    With NCCL, a collective returns before it is complete, and raises no error if another process never joins: a thread
-    of torch ends the process after the timeout of the group. A backend without a timeout, as "fake", is left as it is.
-    """
-    options = [getattr(backend, "options", None) for backend in _backends(torch.distributed.group.WORLD)]
-    timeouts = [settings._timeout for settings in options if settings is not None]  # noqa: SLF001
-    for backend in _backends(group) if timeouts else ():
-        # Torch 2.7 has only the private method, and the newest class for NCCL only the public one.
-        set_timeout = getattr(backend, "set_timeout", None) or getattr(backend, "_set_default_timeout", None)
-        if set_timeout is not None:
-            set_timeout(min(timeouts))
-    return group
-
-
-def _backends(group: Any) -> list[Any]:
-    return [group._get_backend(device) for device in group._device_types]  # noqa: SLF001
+    return torch.distributed.new_group(backend="gloo")
 
 
 def data_group() -> Any:
@@ -215,7 +193,7 @@ def data_group() -> Any:
 def _new_data_group(world: Any, size: int) -> Any:
     del world
     ranks = [list(range(first, get_world_size(), size)) for first in range(size)]
-    return with_timeout(torch.distributed.new_subgroups_by_enumeration(ranks)[0])
+    return torch.distributed.new_subgroups_by_enumeration(ranks)[0]
 
 
 def read_number(variable: str, default: int) -> int:
@@ -233,23 +211,3 @@ def read_number(variable: str, default: int) -> int:
             "torchrun sets it; unset it to train in one process."
         )
     return int(value)
-
-
-def namespace_here(kind: str) -> tuple[str, str, str] | None:
-    """Return values that are equal in two processes if they share a namespace of one machine; None if there are none.
-
-    Several machines may have the same name; the id of the system's start distinguishes them.
-
-    Args:
-        kind: ``"pid"`` for process ids, ``"net"`` for the addresses of the network, 127.0.0.1 among them.
-
-    Example:
-        >>> namespace_here("net") == namespace_here("net")
-        True
-    """
-    start = Path("/proc/sys/kernel/random/boot_id")
-    try:
-        number = start.read_text().strip() if start.exists() else ""
-        return socket.gethostname(), number, str(Path(f"/proc/self/ns/{kind}").readlink())
-    except OSError:  # not Linux
-        return None

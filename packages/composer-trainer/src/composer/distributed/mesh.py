@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from composer.core.checks import whole_number_from
-from composer.distributed.environment import get_world_size, with_timeout
+from composer.distributed.environment import get_world_size
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -102,10 +102,7 @@ def _new_mesh(world: object, device: str, sizes: tuple[int, ...], names: tuple[s
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 
     del world  # a program may replace the default group, to which the others belong
-    mesh = init_device_mesh(device, sizes, mesh_dim_names=names)
-    for group in mesh.get_all_groups():
-        with_timeout(group)
-    return mesh
+    return init_device_mesh(device, sizes, mesh_dim_names=names)
 
 
 def _check_plan(_: object, __: object, plan: Any) -> None:

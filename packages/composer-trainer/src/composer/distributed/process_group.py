@@ -83,7 +83,7 @@ def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -
     if kind == "cuda":  # before the group is created, because NCCL uses the current device of the process
         torch.cuda.set_device(device_of_process(device))
     waiting = datetime.timedelta(seconds=timeout)
-    # The timeout is that of the backends of both devices; with_timeout states what NCCL does after it.
+    # The timeout is that of the backends of both devices. After it, a thread of NCCL ends the process.
     torch.distributed.init_process_group(_BACKENDS[kind], timeout=waiting, **_store_of_this_start(waiting))
     _remember()
 
