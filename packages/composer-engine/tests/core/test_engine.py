@@ -433,11 +433,11 @@ def engine_for(state, make):
 
 
 class TestEpoch:
-    @pytest.mark.parametrize("event", [Event.EPOCH_START, *STEP_EVENTS])
+    @pytest.mark.parametrize("event", [*map(Event, PREPARE), *STEP_EVENTS])
     def test_missing_event_warns_at_the_end_of_the_epoch(self, engine_for, run_events, event):
         """The warning states the algorithm, the event and its position in the loop."""
         engine = engine_for(event)
-        epoch = [*PREPARE, *(one for one in ("epoch_start", *STEP_EVENTS) if one != event)]
+        epoch = [one for one in (*PREPARE, "epoch_start", *STEP_EVENTS) if one != event]
 
         assert run_events(engine, *epoch) == []
         (text,) = run_events(engine, "epoch_end")
@@ -462,7 +462,7 @@ class TestEpoch:
         """Evaluations, predictions, iterations and the end are optional in an epoch."""
         engine = engine_for(event)
 
-        assert run_events(engine, "epoch_start", "batch_end", "epoch_end") == []
+        assert run_events(engine, *PREPARE, "batch_end", "epoch_end") == []
 
     def test_end_of_a_loader_is_no_batch(self, engine_for, run_events):
         """An epoch that is resumed after its last batch runs only the event before the loader shows its end."""
@@ -486,53 +486,3 @@ class TestEpoch:
         state.algorithms.append(make.algorithm("A", {Event.BEFORE_LOSS: Stage.LABEL, Event.BATCH_END: Stage.LABEL}))
 
         assert [text[:24] for text in run_events(engine, "after_loss", "epoch_end")] == ["A runs at 'before_loss',"]
-
-
-class TestEnd:
-    def test_training_without_epoch_ends(self, engine_for, state, run_events):
-        """A loop that counts epochs without their events is detected at the end of the training."""
-        engine = engine_for(Event.EPOCH_END, Event.EPOCH_START, Event.BEFORE_LOSS)
-        run_events(engine, "batch_end")
-        state.timestamp = state.timestamp.to_next_epoch()
-
-        texts = run_events(engine, "fit_end")
-
-        assert [text.split(",")[0] for text in texts] == [
-            "A runs at 'before_loss'",
-            "A runs at 'epoch_start'",
-            "A runs at 'epoch_end'",
-        ]
-        assert all("but the training ended without that event" in text for text in texts)
-
-
-class TestBeforeTraining:
-    @pytest.mark.parametrize("event", PREPARE)
-    @pytest.mark.parametrize("first", ["iteration_start", "epoch_start", *STEP_EVENTS])
-    def test_missing_event_before_training_warns_at_the_first_step(self, engine_for, run_events, event, first):
-        """The warning is given at the first step, as surgery cannot be applied later."""
-        engine = engine_for(event)
-        run_events(engine, *(one for one in PREPARE if one != event))
-
-        (text,) = run_events(engine, first)
-
-        assert text.startswith(f"A runs at {event!r}, but training begins without that event, so nothing is done there")
-        assert f'engine.run_event("{event}")' in text
-
-    def test_algorithm_added_after_its_event_warns(self, state, make, run_events):
-        """An algorithm that was added after its event gives one warning."""
-        engine = Engine(state)
-        run_events(engine, *PREPARE)
-        state.algorithms.append(make.algorithm("A", {Event.INIT: Stage.ARCHITECTURE}))
-
-        (text,) = run_events(engine, "epoch_start", "batch_end")
-        assert text == (
-            "A runs at 'init', but was added after it. Pass algorithms to the engine or trainer at construction."
-        )
-
-    def test_added_before_the_event_runs_again(self, state, make, run_events):
-        """FIT_START of a second training runs algorithms that were added in between."""
-        engine = Engine(state)
-        run_events(engine, *PREPARE, "batch_end")
-        state.algorithms.append(make.algorithm("A", {Event.FIT_START: Stage.ARCHITECTURE}))
-
-        assert run_events(engine, "fit_start", "batch_end") == []

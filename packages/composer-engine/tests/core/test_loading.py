@@ -240,7 +240,6 @@ class TestMissingAlgorithms:
         assert isinstance(state.algorithms[1], LoadCount)
         assert repr(state_and_weights(state)) == repr(taken)
         assert "algorithms.LoadWiden" in report.restored
-        assert state.made_on_load == [state.algorithms[0]]
 
     def test_nothing_is_loaded_if_an_optimizer_raises(self, taken):
         """The layers are those of the algorithm then, with the values of the run."""

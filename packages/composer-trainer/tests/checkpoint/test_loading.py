@@ -270,7 +270,7 @@ class TestSurgery:
 
         load_checkpoint(path, other, weights_only=weights_only)
 
-        assert [type(one) for one in other.made_on_load] == [BlurPool]
+        assert [type(one) for one in other.algorithms] == [BlurPool]
         assert runs.same_tensors(other.model.state_dict(), state.model.state_dict())
 
     def test_algorithm_is_excluded(self, runs, blurred):

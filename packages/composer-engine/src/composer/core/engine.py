@@ -23,11 +23,10 @@ from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
 from composer.core.plan import Entry, Plan, Subscription
 from composer.core.planning import build_plan, overrides_match
 from composer.core.saving.components import ObservableList
-from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from composer.core.declarations import ServedFields
     from composer.core.state import State
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
 _DELIVERING = frozenset({Event.FIT_END, Event.EVAL_STANDALONE_END})
 """Where delayed metrics are delivered to the loggers, after the callbacks and before the loggers' own hooks."""
 
-_TRAINING = frozenset({Event.ITERATION_START, Event.EPOCH_START, *STEP_EVENTS})
 # Before_dataloader also runs where the loader then turns out to have no further batch.
 _WITH_A_BATCH = frozenset(STEP_EVENTS) - {Event.BEFORE_DATALOADER}
+_IN_EVERY_EPOCH = MODEL_EVENTS | frozenset(STEP_EVENTS)  # or before it; one that is resumed does not start again
 
 
 class Engine:
@@ -46,8 +45,8 @@ class Engine:
 
     The plan is made at construction, and again only after algorithms, callbacks, loggers or passes have changed. An
     event without listeners costs one look-up in a dictionary. After each algorithm that runs before training (``INIT``
-    to ``FIT_START``) the engine checks that the optimizers hold the model's parameters. When training begins, after its
-    first epoch and at its end it warns about algorithms whose events the loop did not run, and at the first
+    to ``FIT_START``) the engine checks that the optimizers hold the model's parameters. After the first epoch it warns
+    about algorithms whose events the loop did not run, and at the first
     ``BATCH_END`` after a step of an optimizer that is not in the state but trains its parameters.
 
     Args:
@@ -92,7 +91,7 @@ class Engine:
         self._warned: set[str] = set()
         self._closed = self._may_evaluate = False
         self._acts = Acts(state)
-        self._loop = _LoopCheck(state)
+        self._ran: set[Event] = set()
         if algorithms is not None:
             state.algorithms = algorithms
         state.on_components_change(self._forget_plan)
@@ -273,7 +272,9 @@ class Engine:
         plan = self.explain()
         entries = plan.entries
         if not self._closed:
-            self._loop.notice(event, entries)
+            self._ran.add(event)
+            if event is Event.EPOCH_END and self._has_batches():
+                self._warn_of_missing(entries)
             if event is Event.BEFORE_FORWARD:
                 self._acts.begin([one.name for one in plan.algorithms])
             elif event is Event.BATCH_END:
@@ -286,7 +287,7 @@ class Engine:
         if event is Event.FIT_END:
             calls = (*calls, self._warn_of_idle)
         # The end of an epoch without batches is not enough for the check of the loop: the next one is checked again.
-        if event is not Event.EPOCH_END or self._loop.has_batches:
+        if event is not Event.EPOCH_END or self._has_batches():
             self._table[event] = calls
         return calls
 
@@ -334,6 +335,22 @@ class Engine:
 
     def _callbacks(self) -> list[Callback]:
         return [*self.state.callbacks, *self.logger.destinations]
+
+    def _has_batches(self) -> bool:
+        return not self._ran.isdisjoint(_WITH_A_BATCH)
+
+    def _warn_of_missing(self, entries: Mapping[Event, Sequence[Entry]]) -> None:
+        """Warn once of each event that algorithms need and that no loop has run in an epoch."""
+        for event in Event:
+            keys = [one.key for one in entries.get(event, ()) if one.stage is not None]  # others are asked everywhere
+            if event in _IN_EVERY_EPOCH and event not in self._ran and keys and event.value not in self._warned:
+                self._warned.add(event.value)
+                warnings.warn(
+                    f"{', '.join(keys)} {'runs' if len(keys) == 1 else 'run'} at {event.value!r}, but a whole epoch "
+                    "passed without that event, so nothing is done there. Add "
+                    f'engine.run_event("{event.value}") to the loop: {event.place}.',
+                    stacklevel=caller_level(),
+                )
 
     def _warn_of_idle(self) -> None:
         """Warn once about each algorithm that has not acted in the training; its layers had a warning before."""
@@ -389,70 +406,3 @@ def _run_traced(
     exit_code = algorithm.apply(event, state, logger) if runs else None
     trace = attrs.evolve(trace, exit_code=exit_code, run=runs)
     logger.log_traces({f"algorithm_traces/{trace.name}/{event.value}": trace})
-
-
-class _LoopCheck:
-    """Warns once about each algorithm whose events the loop does not run.
-
-    The engine calls :meth:`notice` when an event runs for the first time since the plan was made; later runs cost
-    nothing.
-
-    Args:
-        state: The state with the clock.
-    """
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._ran: set[Event] = set()
-        self._prepared: dict[Event, list[object]] = {event: [] for event in Event if event in MODEL_EVENTS}
-        self._reported: set[tuple[str, Event]] = set()
-        self._first_epoch: int | None = None
-
-    @property
-    def has_batches(self) -> bool:
-        """Whether any event of a batch has run."""
-        return not self._ran.isdisjoint(_WITH_A_BATCH)
-
-    def notice(self, event: Event, entries: Mapping[Event, Sequence[Entry]]) -> None:
-        """Record that an event runs, and warn about events that should have run before."""
-        self._ran.add(event)
-        if event in self._prepared:
-            self._prepared[event] += [entry.component for entry in entries.get(event, ())]
-        for missed, keys, text in self._missed(event, entries):
-            new = [key for key in keys if (key, missed) not in self._reported]
-            self._reported.update((key, missed) for key in new)
-            if new:
-                shown = new if len(new) <= 3 else [*new[:3], f"{len(new) - 3} more"]
-                names = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
-                who = f"{names} {'runs' if len(new) == 1 else 'run'}"
-                warnings.warn(f"{who} at {missed.value!r}, but {text}", stacklevel=4)
-
-    def _missed(self, event: Event, entries: Mapping[Event, Sequence[Entry]]) -> Iterator[tuple[Event, list[str], str]]:
-        """Yield events, the keys of the algorithms that missed them, and the rest of the sentence about these."""
-        expected: Iterable[Event] = ()
-        if event in _TRAINING:
-            if self._first_epoch is None:
-                self._first_epoch = self._epoch()
-                if self._state.timestamp.count(TimeUnit.BATCH, in_epoch=True):
-                    self._ran.add(Event.EPOCH_START)  # before the run was stopped that is resumed within the epoch
-            expected, what = self._prepared, "training begins"
-        elif event is Event.EPOCH_END and self.has_batches:
-            expected, what = [Event.EPOCH_START, *STEP_EVENTS], "a whole epoch passed"
-        elif event is Event.FIT_END and self.has_batches:
-            epochs = [Event.EPOCH_START, Event.EPOCH_END] if self._epoch() > (self._first_epoch or 0) else []
-            expected, what = [*STEP_EVENTS, *epochs], "the training ended"
-        for missed in expected:
-            # Components without a stage are called everywhere by ``match``, or only observe.
-            needing = [entry for entry in entries.get(missed, ()) if entry.stage is not None]
-            if missed not in self._ran:
-                remedy = f'Add engine.run_event("{missed.value}") to the loop: {missed.place}.'
-                text = f"{what} without that event, so nothing is done there. {remedy}"
-                yield missed, [entry.key for entry in needing], text
-            elif missed in self._prepared:
-                # Algorithms that were rebuilt from a checkpoint have run when it was loaded.
-                ran = {id(component) for component in (*self._prepared[missed], *self._state.made_on_load)}
-                late = [entry.key for entry in needing if id(entry.component) not in ran]
-                yield missed, late, "was added after it. Pass algorithms to the engine or trainer at construction."
-
-    def _epoch(self) -> int:
-        return int(self._state.timestamp.count(TimeUnit.EPOCH))

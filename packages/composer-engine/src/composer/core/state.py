@@ -188,7 +188,6 @@ class State(FormerState):
             in logs, and before this the part of it that this process adds.
         total_loss_dict: The losses of the last batch by their names in logs, means over all processes.
         metric_outputs: The last return value of ``update_metric``, or ``{}``.
-        made_on_load: The algorithms that loading has constructed, which have changed the model.
         stop_reason: Why :meth:`stop_training` was called last; None in a training that it has not ended.
 
     Raises:
@@ -232,7 +231,6 @@ class State(FormerState):
     train_metric_values: dict[str, Any] = _saved(factory=dict, init=False)
     _eval_metric_values: dict[str, Any] = _saved(factory=MetricValues, init=False, converter=MetricValues)
     profiler: Any = _live(default=None, init=False)
-    made_on_load: list[Algorithm] = _live(factory=list, init=False)
     stop_reason: str | None = _live(default=None, init=False)
 
     batch: Batch = _step(default=None)

@@ -41,7 +41,6 @@ class SavableState(Protocol):
     scaler: Any
     algorithms: Any
     callbacks: Any
-    made_on_load: list[Any]
 
     def component_key(self, component: Any) -> str:
         """Return the key of an algorithm or callback."""
@@ -350,7 +349,6 @@ def _add_algorithms(state: SavableState, made: Mapping[int, Any], passes: Passes
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise StateMismatchError([f"algorithms, which the weights need: {error}"]) from error
     state.model, state.optimizers = changed.model, changed.optimizers
-    state.made_on_load += made.values()
     state.algorithms = merged
 
 
