@@ -8,7 +8,6 @@ import secrets
 import sys
 
 import torch
-from torch import nn
 
 __all__ = ["configure_deterministic_mode", "get_random_seed", "seed_all"]
 
@@ -80,19 +79,3 @@ def configure_deterministic_mode() -> None:
     torch.backends.cudnn.benchmark = False
     # One of the two sizes of workspaces with which cuBLAS is deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def explain_determinism(error: BaseException, model: nn.Module) -> None:
-    """Add a note to torch's error for an operation without a deterministic implementation: its modules, a way out."""
-    operation, found, _ = str(error).partition(" does not have a deterministic implementation")
-    if not found:
-        return
-    # adaptive_avg_pool2d_backward_cuda is an operation of AdaptiveAvgPool2d.
-    stem = operation.replace("_", "").lower()
-    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
-    names = [f"{name} ({kind})" for name, kind in kinds.items() if stem.startswith(kind.lower())]
-    error.add_note(
-        f"deterministic_mode=True allows deterministic operations only. {', '.join(names) or 'A module'} of the model "
-        "has none for this: replace it, for example AdaptiveAvgPool2d by AvgPool2d, or leave deterministic_mode out "
-        "and call torch.use_deterministic_algorithms(True, warn_only=True)."
-    )

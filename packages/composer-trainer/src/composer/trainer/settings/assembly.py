@@ -29,7 +29,7 @@ from composer.distributed.meta import is_on_meta
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
 from composer.trainer.optimization import default_optimizer, move_state
-from composer.trainer.reproducibility import configure_deterministic_mode, explain_determinism
+from composer.trainer.reproducibility import configure_deterministic_mode
 from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
 from composer.trainer.settings.compute import check_microbatch_size
@@ -265,7 +265,6 @@ class Assembly:
             if isinstance(error, KeyboardInterrupt) and signals is not None and signals.has_stopped:
                 weakref.finalize(self, self.engine.close)
                 raise
-            explain_determinism(error, self.state.model)
             with self._noting_further_errors(error):
                 self._close(may_evaluate=not isinstance(error, SystemExit))
             raise
