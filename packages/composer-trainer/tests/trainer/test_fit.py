@@ -1,7 +1,6 @@
 """fit: duration, continuation and results."""
 
 import datetime
-import itertools
 
 import pytest
 import torch
@@ -200,7 +199,6 @@ class TestContinueTraining:
     @pytest.mark.parametrize(
         ("wrong", "error"),
         [
-            ({"train_dataloader": itertools.cycle(make_loader())}, "train_dataloader is endless"),
             ({"train_dataloader": []}, "train_dataloader has no batches"),
             ({"precision": "amp_fp8"}, "cannot change 'fp32'"),
             ({"schedulers": LinearWithWarmupScheduler("9ep")}, "t_warmup"),

@@ -323,7 +323,6 @@ class Trainer(Assembly):
             start.timestamp, begun = Timestamp(), None
         schedule, current = cooled_down(training, start, length, begun, anywhere=self._dry_run > 0)
         end = training.end(start, part) if current is None else current.end
-        data.check_end(end)
         data.prepare(state, self._data)
         self._resume_state.check_data(None if reset_time else data.batches)
         data.select(start)

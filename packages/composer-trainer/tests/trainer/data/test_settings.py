@@ -1,11 +1,8 @@
 """The data to train on: endless loaders, and models without weights to train."""
 
-import itertools
-
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from composer.core import DataSpec
 from composer.models import ComposerClassifier
@@ -61,28 +58,6 @@ class TestOtherTransforms:
         small_run(train_dataloader=data, load_path=path).fit(duration="1ba")
 
         assert resumed.count == 3
-
-
-BATCH = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
-
-
-class TestEndlessLoaders:
-    @pytest.mark.parametrize(
-        "make",
-        [
-            lambda: itertools.cycle([BATCH]),
-            lambda: itertools.repeat(BATCH),
-            lambda: DataLoader(TensorDataset(*BATCH), sampler=itertools.cycle([0, 1]), batch_size=2),
-            lambda: DataSpec(itertools.cycle([BATCH])),
-        ],
-    )
-    @pytest.mark.parametrize("duration", ["2ep", "1iter"])
-    def test_epochs_of_an_endless_loader(self, make, duration):
-        """Endless epochs raise when the trainer is created, or in fit()."""
-        with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
-            small_run(train_dataloader=make(), max_duration=duration)
-        with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
-            small_run(train_dataloader=None, max_duration=duration).fit(train_dataloader=make())
 
 
 @pytest.mark.parametrize("model", ["gpt2", nn.Linear(2, 2)])

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-from itertools import repeat
 
 import attrs
 import pytest
@@ -116,7 +115,6 @@ class TestGroups:
         [
             ({"autoresume": True}, "autoresume=True looks for checkpoints"),
             ({"save_best": "eval/MulticlassAccuracy"}, "save_best chooses among the checkpoints in save_folder"),
-            ({"train_dataloader": repeat(1), "max_duration": "2ep"}, "train_dataloader is endless"),
         ],
     )
     def test_arguments_that_contradict_each_other(self, options, words):

@@ -8,16 +8,13 @@ it.
 from __future__ import annotations
 
 import copy
-import itertools
-import operator
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 from torch import nn
-from torch.utils.data import DataLoader
 
-from composer.core import DataSpec, State, SupportsTraining, Time, TimeUnit, ensure_data_spec
+from composer.core import DataSpec, State, SupportsTraining, ensure_data_spec
 from composer.core.checks import is_flag, is_string, is_subset, own_arguments
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.samplers import split_data
@@ -30,8 +27,8 @@ class TrainingData:
     """The data to train on, and the current position in it.
 
     The Trainer calls :meth:`install` when it is constructed. A call of ``fit`` changes nothing if an argument of it is
-    rejected, so it works on a copy, in this order: :meth:`changed` returns the copy, :meth:`check_end`
-    checks it, :meth:`prepare` creates its batches, and :meth:`take` makes it the data in use.
+    rejected, so it works on a copy, in this order: :meth:`changed` returns the copy, :meth:`prepare` creates its
+    batches, and :meth:`take` makes it the data in use.
 
     Args:
         train_dataloader: The loader; None if not given yet.
@@ -52,15 +49,6 @@ class TrainingData:
     subset_num_batches: int = attrs.field(default=-1, alias="train_subset_num_batches", validator=is_subset)
     spin: bool = attrs.field(default=True, alias="spin_dataloaders", validator=is_flag)
     batches: Batches | None = attrs.field(default=None, init=False)
-
-    def check_end(self, duration: Time | None) -> None:
-        """Raise a ValueError for a duration in epochs if the data is ``itertools.cycle``, ``count`` or ``repeat``."""
-        in_epochs = duration is not None and duration.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION)
-        if in_epochs and self.spec is not None and self.subset_num_batches == -1 and _is_endless(self.spec.dataloader):
-            raise ValueError(
-                f"train_dataloader is endless, so an epoch of max_duration='{duration}' would never end. Give the "
-                "length in batches (max_duration='1000ba'), or that of an epoch (train_subset_num_batches=100)."
-            )
 
     def install(self, state: State) -> None:
         """Make this the training data of a state, from the epoch of its timestamp on."""
@@ -137,13 +125,6 @@ class TrainingData:
             setattr(self, field.name, getattr(new, field.name))
         self.select(state)
         return new.batches
-
-
-def _is_endless(loader: object) -> bool:
-    if isinstance(loader, DataLoader):
-        return any(map(_is_endless, (loader.sampler, loader.batch_sampler)))
-    is_repeated = isinstance(loader, itertools.repeat) and operator.length_hint(loader, -1) == -1
-    return is_repeated or isinstance(loader, (itertools.cycle, itertools.count))
 
 
 def check_model(model: object) -> None:

@@ -192,7 +192,6 @@ class Settings:
         optimizers, callbacks = as_list(self.components.optimizers), as_list(self.components.callbacks)
         if self.data.spec is not None:
             check_trainable(model)
-            self.data.check_end(self.schedule.max_duration)
         if labels:
             check_can_be_evaluated(model)
         savers = self.saving.make_savers(model, labels, autoresume=self.loading.autoresume)
