@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import composer.algorithms as al
 from composer import Trainer
@@ -509,7 +509,7 @@ class Plain(Images):
 class TestMaskedTokens:
     """Transformers' collator for masked language models, which creates its generator with the first batch."""
 
-    def train(self, folder, load_path=None, seed=5, **workers):
+    def train(self, folder, load_path=None, seed=5, make_loader=DataLoader, **workers):
         transformers = pytest.importorskip("transformers", reason="the collator is of Transformers")
         tokenizers = pytest.importorskip("tokenizers", reason="the tokenizer is of Transformers")
         vocabulary = {name: index for index, name in enumerate(["[PAD]", "[MASK]", "[UNK]", *"abcdefghijklm"])}
@@ -524,7 +524,7 @@ class TestMaskedTokens:
         texts = [{"input_ids": (torch.arange(8) + index) % 13 + 3} for index in range(12)]
         trainer = Trainer(
             model=model,
-            train_dataloader=DataLoader(texts, batch_size=4, shuffle=True, collate_fn=collate, **workers),
+            train_dataloader=make_loader(texts, batch_size=4, collate_fn=collate, **{"shuffle": True} | workers),
             optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
             max_duration="3ep",
             save_folder=str(folder),
@@ -556,3 +556,22 @@ class TestMaskedTokens:
 
         assert resumed == expected == self.train(tmp_path / "one", num_workers=1)
         assert expected != self.train(tmp_path / "other", seed=6, **workers)
+
+    @pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
+    def test_persistent_workers_of_a_stream(self, tmp_path):
+        """Those that have loaded an epoch mask the same tokens as new ones of a resumed run."""
+
+        class Stream(IterableDataset):
+            def __init__(self, texts):
+                self.texts = texts
+
+            def __iter__(self):
+                worker = get_worker_info()
+                return iter(self.texts[worker.id :: worker.num_workers])
+
+        options = {"make_loader": lambda texts, **kwargs: DataLoader(Stream(texts), **kwargs), "shuffle": None}
+        options |= {"num_workers": 2, "persistent_workers": True}
+        expected = self.train(tmp_path / "full", **options)
+
+        assert self.train(tmp_path / "resumed", str(tmp_path / "full" / "ep1-ba5"), **options) == expected
+        assert expected != self.train(tmp_path / "other", seed=6, **options)

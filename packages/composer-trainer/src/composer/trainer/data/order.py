@@ -465,9 +465,8 @@ class StreamOrder(_CopiedOrder):
         super().__init__(loader, seeding.seed_of_rank(seed))
         self._next_epoch = 0
         self.skips = takes_position(loader.dataset) and loader.batch_size is not None
-        self._stream = self.loader.__dict__["dataset"] = seeding.SeededStream(
-            loader.dataset, self.seed, loader.batch_size
-        )
+        self._stream = seeding.SeededStream(loader, self.seed, seed, skips=self.skips)
+        self.loader.__dict__.update(dataset=self._stream, batch_sampler=None, collate_fn=_same)
 
     def end(self, place: int) -> None:
         """Return None, as only the loader can show its end."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from composer.core.saving.randomness import derive_seed, generator_state, seed_generator, seed_globals
 from composer.distributed.environment import get_data_rank
@@ -48,17 +48,21 @@ def seeded_batches(
 
 
 def _seeded(
-    begin: Callable[[], Iterator[Any]], first_seed: int, numbers: Iterator[int], every: int = 1
+    begin: Callable[[], Iterator[Any]],
+    first_seed: int,
+    numbers: Iterator[int],
+    seed_others: Callable[[int], object] | None = None,
 ) -> Iterator[Any]:
-    """Yield an iterator's items, with the global generators seeded at the start and before ``every`` so many items.
+    """Yield an iterator's items, with the global generators, and others, seeded at the start and before each item.
 
     The seeds before items are ``first_seed`` plus one of the ``numbers``.
     """
     seed_globals(derive_seed(first_seed, "begin"))
     iterator = begin()
-    for count in itertools.count():
-        if count % every == 0:
-            seed_globals(first_seed + next(numbers))
+    for number in numbers:
+        seed_globals(first_seed + number)
+        if seed_others is not None:
+            seed_others(first_seed + number)
         try:
             item = next(iterator)
         except StopIteration:
@@ -129,43 +133,76 @@ class SeededDataset(_DatasetWrapper, Dataset[Any]):
         return items(self._dataset, indices)
 
 
-class WorkerDataset(SeededDataset):
-    """A dataset that returns complete batches in worker processes, and seeds also its generators, for each batch.
+class _OwnGenerators:
+    """The generators of a data set and its ``collate_fn`` in a worker process, which are seeded when they load.
 
-    These are the generators that are attributes of the dataset and ``collate_fn``, whose seeds count, too. The first
-    batch of a worker is loaded twice if it finds any, because they may be created when they are first used.
+    These are those that are attributes, also of what the objects consist of; their own seeds count, too.
+
+    Args:
+        dataset: The data set.
+        collate: The ``collate_fn``.
+        worker: The worker whose generators in ``collate_fn`` differ from those of others; empty if they do not, because
+            any worker may load the same batch.
     """
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], worker: str = "") -> None:
+        self._objects, self._worker = {"dataset": dataset, f"collate_fn{worker}": collate}, worker
+        self._by_seed: dict[int, Any] | None = None
+
+    def load(self, seed: int, load: Callable[[], Any]) -> Any:
+        """Return what ``load`` returns, with the generators seeded.
+
+        The first time, it is called again if it has created generators when they are first used.
+        """
+        if self._by_seed is not None:
+            self.seed(seed)
+            return load()
+        before = {path: (generator, _seed_of(generator)) for path, generator in generators_of(self._objects).items()}
+        self._find([own for _, own in before.values()])
+        self.seed(seed)
+        loaded, found = load(), generators_of(self._objects)
+        # Not those that were replaced, as Transformers' collator does in each worker.
+        kept = [own for path, (generator, own) in before.items() if found.get(path) is generator]
+        if len(kept) < len(found):
+            self._find(kept)
+            self.seed(seed)
+            loaded = load()
+        return loaded
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators that have been found."""
+        for own_seed, generator in (self._by_seed or {}).items():
+            seed_generator(generator, derive_seed(seed, own_seed))
+
+    def _find(self, seeds: list[Any]) -> None:
+        seeds += [one for part in self._objects.values() if isinstance(one := getattr(part, "seed", None), int)]
+        found = generators_of(self._objects)
+        self._by_seed = {derive_seed(*seeds, path): generator for path, generator in found.items()}
+
+
+class WorkerDataset(SeededDataset):
+    """A dataset that returns complete batches in worker processes, and seeds also its generators, for each batch."""
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         super().__init__(dataset)
-        self.__dict__.update(_collate=collate, _generators=None)
+        self.__dict__.update(_collate=collate, _own=_OwnGenerators(dataset, collate))
 
     def __getitem__(self, batch: tuple[int, Any]) -> Any:
         """Load the item of a loader without automatic batching."""
-        seed, index = batch
-        return self._load(seed, lambda: self._collate(self._dataset[index]))
+        return self._load(batch, lambda index: self._dataset[index])
 
     def __getitems__(self, batch: tuple[int, Any]) -> Any:
         """Load a batch."""
-        seed, indices = batch
-        return self._load(seed, lambda: self._collate(items(self._dataset, indices)))
+        return self._load(batch, lambda indices: items(self._dataset, indices))
 
-    def _load(self, seed: int, load: Callable[[], Any]) -> Any:
-        seed_globals(seed)
-        if self._generators is None:
-            objects = {"dataset": self._dataset, "collate_fn": self._collate}
-            seeds = {path: (generator, _seed_of(generator)) for path, generator in generators_of(objects).items()}
-            batch, found = load(), generators_of(objects)
-            # Not those that were replaced, as Transformers' collator does in each worker.
-            own = [seed for path, (generator, seed) in seeds.items() if found.get(path) is generator]
-            own += [one for part in objects.values() if isinstance(one := getattr(part, "seed", None), int)]
-            self.__dict__["_generators"] = {derive_seed(*own, path): generator for path, generator in found.items()}
-            if not found:
-                return batch
+    def _load(self, batch: tuple[int, Any], load: Callable[[Any], Any]) -> Any:
+        seed, keys = batch
+
+        def load_seeded() -> Any:
             seed_globals(seed)
-        for own_seed, generator in self._generators.items():
-            seed_generator(generator, derive_seed(seed, own_seed))
-        return load()
+            return self._collate(load(keys))
+
+        return self._own.load(seed, load_seeded)
 
 
 def _seed_of(generator: Any) -> Any:
@@ -176,14 +213,18 @@ def _seed_of(generator: Any) -> Any:
 
 
 class SeededStream(_DatasetWrapper, IterableDataset[Any]):
-    """A stream that seeds the global generators for each batch, by (seed, epoch, number of the batch).
+    """A stream of complete batches that seeds the global generators for each, by (seed, epoch, number of the batch).
 
-    Torch's loader takes a batch of each worker in turn, beginning with the first one.
+    Torch's loader takes a batch of each worker in turn, beginning with the first one. In workers, the generators of the
+    dataset and ``collate_fn`` are seeded, too, so that it does not matter how many epochs a worker has loaded before. A
+    stream that begins at any place seeds them for each batch. Others seed them at the start of an epoch, those of the
+    dataset equally in all workers and ranks, which may draw one order with them, of which each takes a part.
     """
 
-    def __init__(self, dataset: Any, seed: int, batch_size: int | None) -> None:
-        super().__init__(dataset)
-        self.__dict__.update(_seed=seed, _batch_size=batch_size or 1)
+    def __init__(self, loader: DataLoader[Any], seed: int, shared_seed: int, *, skips: bool) -> None:
+        super().__init__(loader.dataset)
+        self.__dict__.update(_loader=(loader.collate_fn, loader.batch_size, loader.drop_last), _own=None)
+        self.__dict__.update(_seed=seed, _shared_seed=shared_seed, _skips=skips)
 
     def begin(self, epoch: int, first: int = 0) -> None:
         """Set the epoch and the number of its next batch; persistent workers count later epochs themselves."""
@@ -192,6 +233,39 @@ class SeededStream(_DatasetWrapper, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker, own = get_worker_info(), self.__dict__
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        seed, first = seed_of_first_batch(self._seed, own["_epoch"] + own["_times"]) + number, own["_first"]
+        epoch, first = own["_epoch"] + own["_times"], own["_first"]
+        seed = seed_of_first_batch(self._seed, epoch) + number
         own.update(_first=0, _times=own["_times"] + 1)
-        return _seeded(lambda: iter(self._dataset), seed, itertools.count(first, workers), self._batch_size)
+        if worker is None:
+            return _seeded(self._batches, seed, itertools.count(first, workers))
+        if own["_own"] is None:
+            own["_own"] = _OwnGenerators(self._dataset, self._loader[0], "" if self._skips else f" of {number}")
+        generators = own["_own"].seed if self._skips else None
+        return self._in_worker(
+            derive_seed(self._shared_seed, "stream", epoch),
+            lambda: _seeded(self._batches, seed, itertools.count(first, workers), generators),
+        )
+
+    def _in_worker(self, seed: int, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Yield batches, with the first of them loaded while generators that are created then are found."""
+
+        def load() -> tuple[list[Any], Iterator[Any]]:
+            batches = begin()
+            return list(itertools.islice(batches, 1)), batches
+
+        first, batches = self._own.load(seed, load)
+        yield from first
+        yield from batches
+
+    def _batches(self) -> Iterator[Any]:
+        """Return the batches as torch's loader does, of an iterator that is created now."""
+        collate, size, drop_last = self._loader
+        samples = iter(self._dataset)
+        return map(collate, samples if size is None else _batched(samples, size, drop_last))
+
+
+def _batched(samples: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+    while len(batch := list(itertools.islice(samples, size))) == size:
+        yield batch
+    if batch and not drop_last:
+        yield batch

@@ -138,27 +138,22 @@ class LoaderObjects(NamedTuple):
         replayed: Those that it needs as they were at the start of the epoch.
         loading: Those that it needs as they are at the resume point.
         transforms: The transforms of the spec, which it needs as they are at the resume point.
-        copied: Those of streams of which worker processes have copies, whose states may differ.
     """
 
     replayed: dict[str, Any]
     loading: dict[str, Any]
     transforms: dict[str, Any]
-    copied: dict[str, Any]
 
     @classmethod
     def of(cls, spec: DataSpec, *, skips: bool) -> LoaderObjects:
         """Return the objects of a loader; ``skips`` is whether an epoch can start in its middle without loading."""
-        loader, objects = spec.dataloader, objects_of(spec.dataloader)
+        objects = objects_of(spec.dataloader)
         samplers = {name: value for name, value in objects.items() if name.endswith("sampler")}
         loading = {name: value for name, value in objects.items() if name not in samplers}
         names = ("batch_transforms", "microbatch_transforms")
         transforms = {name: value for name in names if (value := getattr(spec, name)) is not None}
         replayed, at_resume = (samplers, loading) if skips else (objects, {})
-        has_workers, is_persistent = getattr(loader, "num_workers", 0), getattr(loader, "persistent_workers", False)
-        # Workers that start with each epoch load again from its start, as before, if the loader cannot skip.
-        is_copied = has_workers and (skips or is_persistent) and not samplers  # otherwise seeded for each batch
-        return cls(replayed, at_resume, transforms, loading if is_copied else {})
+        return cls(replayed, at_resume, transforms)
 
     def by_path(self, kind: str) -> dict[str, Any]:
         """Return the objects of an attribute, such as ``"loading"``, by their paths in a checkpoint."""
@@ -328,18 +323,12 @@ class Changes:
         return changed + [path for path, before in self._numbers.items() if numbers.get(path) != before]
 
 
-def warn_of_changes(changed: list[str], copied: list[str]) -> None:
-    """Warn of changed attributes that are not saved, and of generators with copies in worker processes."""
-    problems = [f"{', '.join(changed)}: changed since training began. {_REMEDY}"] if changed else []
-    if copied:
-        problems.append(
-            f"{', '.join(copied)}: copied into each worker process. Draw from the global generators there, which are "
-            "seeded for each batch."
-        )
-    if problems:
+def warn_of_changes(changed: list[str]) -> None:
+    """Warn of changed attributes that are not saved."""
+    if changed:
         warnings.warn(
             "A run that is resumed from this checkpoint may differ from one that is not interrupted, because these "
-            "attributes are not saved:\n" + "\n".join(problems),
+            f"attributes are not saved:\n{', '.join(changed)}: changed since training began. {_REMEDY}",
             stacklevel=2,
         )
 

@@ -185,13 +185,9 @@ class _GivenObjects:
     def report_changes(self) -> None:
         """Warn, once for each, about changed attributes that are not saved."""
         if self._changes is not None and get_global_rank() == 0:
-            copied = contract.generators_of(self._of_training("copied"))
-            contract.warn_of_changes(self._unreported(self._changes.names()), self._unreported(copied))
-
-    def _unreported(self, paths: Iterable[str]) -> list[str]:
-        new = [path for path in paths if path not in self._reported]
-        self._reported.update(new)
-        return new
+            changed = [path for path in self._changes.names() if path not in self._reported]
+            self._reported.update(changed)
+            contract.warn_of_changes(changed)
 
     def _components(self) -> dict[str, Any]:
         state = self._state
