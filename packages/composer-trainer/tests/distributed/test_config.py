@@ -2,6 +2,7 @@
 
 import pytest
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from composer import distributed as cd
 from composer.core import State
@@ -42,10 +43,13 @@ class TestSettings:
         with pytest.raises(ValueError, match="must be one of single_auto_sync, multi_auto_sync, forced_sync, got"):
             cd.Parallelism(ddp_sync_strategy=strategy)
 
-    def test_automatic_microbatches_raise(self):
-        """Trials in one process alone would wait for the others."""
-        with pytest.raises(ValueError, match="SyncBatchNorm do not support: set a number"):
+    def test_automatic_microbatches_raise(self, monkeypatch):
+        """Trials in one process alone would wait for the others, or leave a sharded model in the middle of a step."""
+        with pytest.raises(ValueError, match="tensor parallelism, SyncBatchNorm, and FSDP2 of"):
             cd.Parallelism({"sync_batchnorm": True}).config.check_microbatch_size("auto")
+        monkeypatch.delattr(FSDPModule, "reset_iter_state", raising=False)
+        with pytest.raises(ValueError, match=r"FSDP2 of a torch without FSDPModule.reset_iter_state"):
+            cd.Parallelism({"fsdp": {}}).config.check_microbatch_size("auto")
 
 
 @pytest.mark.usefixtures("four_unconnected")

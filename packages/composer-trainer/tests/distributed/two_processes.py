@@ -1,5 +1,6 @@
 """A program for two processes of torchrun; each writes its results into ``<folder>/<rank>.json``."""
 
+import contextlib
 import json
 import sys
 import time
@@ -251,13 +252,14 @@ def check_when_gradients_are_added_up():
         model, parallel = nn.Linear(2, 1), cd.Parallelism(ddp_sync_strategy=strategy)
         parallel.prepare(State(model))
         agree = result[strategy] = []
-        for parallel.is_trial in (False, True, False):
-            batch = parallel.begin_batch(cd.BatchShare(4))
-            for is_last in (False, True):
-                parallel.begin_microbatch(is_last)
-                parallel.forward(torch.ones(2, 2) + cd.get_global_rank()).sum().backward()
-                agree.append(cd.all_agree(model.weight.grad.tolist()))
-            parallel.end_batch(batch)
+        for context in (contextlib.nullcontext(), parallel.trial(), contextlib.nullcontext()):
+            with context:
+                batch = parallel.begin_batch(cd.BatchShare(4))
+                for is_last in (False, True):
+                    parallel.begin_microbatch(is_last)
+                    parallel.forward(torch.ones(2, 2) + cd.get_global_rank()).sum().backward()
+                    agree.append(cd.all_agree(model.weight.grad.tolist()))
+                parallel.end_batch(batch)
             agree.append(cd.all_agree(model.weight.grad.tolist()))
             model.zero_grad()
     return result

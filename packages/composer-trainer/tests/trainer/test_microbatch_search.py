@@ -1,16 +1,20 @@
 """Microbatches whose size is found when memory runs out."""
 
 import functools
+import json
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from composer import functional as cf
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from fixtures import make_loader, small_run
+from fixtures.processes import run_processes
 
 
 class RunningMean(nn.Module):
@@ -122,3 +126,26 @@ class TestAuto:
         trainer, _ = trained(7, "auto", functools.partial(cf.GhostBatchNorm1d, ghost_batch_size=4))
 
         assert trainer.state.device_train_microbatch_size == 4
+
+
+@pytest.mark.skipif("reset_iter_state" not in vars(FSDPModule), reason="this torch cannot continue after an error")
+class TestSharded:
+    def test_one_process(self):
+        """A sharded model starts over, and its results are bit-identical to those with the final size."""
+        sharded = {"parallelism_config": {"fsdp": {}}}
+        searched, network = trained(3, "auto", **sharded)
+        passed, _ = trained(100, 2, **sharded)
+        torch.distributed.destroy_process_group()
+
+        assert network.tried == [8, 4, *[2] * 12]
+        for one, other in zip(searched.state.model.parameters(), passed.state.model.parameters(), strict=True):
+            assert torch.equal(one.to_local(), other.to_local())
+
+    @pytest.mark.parametrize("number", [2, 4])
+    def test_out_of_memory_in_one_process(self, number):
+        """All use the size that fits in the one, with bit-identical results, wherever it runs out of memory."""
+        printed = run_processes(Path(__file__).with_name("size_search_program.py"), number)
+
+        for rank, output in enumerate(printed):
+            found = json.loads(output.splitlines()[-1])
+            assert found == {case: [2, True, [8, 4, 2 if rank == 1 else 4]] for case in found}

@@ -154,13 +154,19 @@ class ParallelismConfig:
         """Raise an error for a microbatch size that several processes cannot determine.
 
         Raises:
-            ValueError: It is ``"auto"``, and the model is sharded or has layers that compute in all processes together.
+            ValueError: It is ``"auto"``, and the model has layers that compute in all processes together, or is sharded
+                by a torch that cannot continue after an error.
         """
-        if size == "auto" and (self.splits_model or self.sync_batchnorm):
+        if size != "auto":
+            return
+        from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415  (slow to import)
+
+        is_stuck = self.fsdp is not None and "reset_iter_state" not in vars(FSDPModule)
+        if is_stuck or self.layer_size > 1 or self.sync_batchnorm:
             raise ValueError(
-                "device_train_microbatch_size='auto' requires trials in each process alone, which sharded models and "
-                "SyncBatchNorm do not support: set a number, or remove 'fsdp', 'mesh' and 'sync_batchnorm' from "
-                "parallelism_config."
+                "device_train_microbatch_size='auto' requires trials in each process alone, which tensor parallelism, "
+                "SyncBatchNorm, and FSDP2 of a torch without FSDPModule.reset_iter_state() do not support: set a "
+                "number, or remove 'tp', 'sync_batchnorm' or, with such a torch, 'fsdp' from parallelism_config."
             )
 
 

@@ -13,8 +13,9 @@ the methods in the order that the class states; in the Trainer, ``trainer/gradie
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -36,7 +37,7 @@ from composer.distributed.global_batch import BatchShare, BatchWeights, CountExc
 from composer.distributed.mesh import layer_styles
 from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
-from composer.distributed.sharding import shard
+from composer.distributed.sharding import shard, sharded_alone
 from composer.functional.dtensors import is_sharded, local_parts
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ class Parallelism:
         is_connected: Whether there are other processes; known after :meth:`prepare`.
         compile_config: Arguments of ``torch.nn.Module.compile`` for each block of a model that is split; None does not
             compile.
-        is_trial: Set to True to compute gradients in each process alone and discard them, to find out what fits into
-            memory. Not available for sharded models.
+        is_trial: Whether each process computes alone, see :meth:`trial`.
 
     Raises:
         TypeError: A setting is of the wrong kind.
@@ -167,9 +167,10 @@ class Parallelism:
                 weight of a loss is then known without waiting for other processes, and :meth:`end_batch` corrects all
                 gradients of other batches.
         """
-        weights = BatchWeights(own, usual, self._exchange)
-        if self._exchange is not None:
-            self._exchange.begin(own)
+        exchange = None if self.is_trial else self._exchange
+        weights = BatchWeights(own, usual, exchange)
+        if exchange is not None:
+            exchange.begin(own)
         return weights
 
     def padded(self, microbatches: Sequence[Microbatch], weights: BatchWeights) -> Sequence[Microbatch]:
@@ -187,11 +188,8 @@ class Parallelism:
         return [*microbatches, *[(microbatches[-1][0], 0.0)] * lacking] if lacking > 0 else microbatches
 
     def begin_microbatch(self, is_last: bool) -> None:
-        """Set before a forward pass whether its backward pass reduces gradients: by default only the last does.
-
-        A trial reduces none.
-        """
-        reduces = not self.is_trial and (is_last or self.config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC)
+        """Set before a forward pass whether its backward pass reduces gradients: by default only the last does."""
+        reduces = is_last or self.config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC
         if reduces is self._reduces or self._reducing is None:
             return
         self._reduces = reduces
@@ -200,6 +198,28 @@ class Parallelism:
             self._reducing.require_backward_grad_sync = reduces
         else:
             self._reducing.set_requires_gradient_sync(reduces)
+            if self.is_trial:
+                self._reducing.set_requires_all_reduce(False)
+
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[None]:
+        """Compute gradients in each process alone as long as the context lasts, to find out what fits into memory.
+
+        No process waits for another, so that each may fail. The context ends in :meth:`end_batch`, as what follows may
+        communicate. The gradients must be discarded: they are not those of the batch. A sharded model computes with
+        copies of the process's part, and starts over after an error. One process computes as always.
+        """
+        wrapped = self.forward, self._reducing
+        self.is_trial, self._reduces = self.is_connected, None
+        if isinstance(self.forward, nn.parallel.DistributedDataParallel):  # which would broadcast the buffers
+            self.forward, self._reducing = self.forward.module, None
+        alone = contextlib.nullcontext if self._reducing is None else sharded_alone
+        try:
+            with contextlib.suppress(_EndOfTrial), alone(self._reducing):
+                yield
+        finally:
+            self.is_trial, self._reduces = False, None
+            self.forward, self._reducing = wrapped
 
     def end_batch(self, weights: BatchWeights) -> float:
         """Complete the gradients after the last microbatch, with the same result in all processes.
@@ -218,6 +238,8 @@ class Parallelism:
         """
         if not self.is_connected or self._model is None:
             return 1.0
+        if self.is_trial:
+            raise _EndOfTrial
         factor = weights.correction()
         if factor != 1:
             # A model may have both DTensors and others, which foreach cannot multiply together.
@@ -302,6 +324,10 @@ def _with_sync_batchnorm(model: nn.Module) -> nn.Module:
         return model
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, data_group())  # type: ignore[no-untyped-call]
     return converted
+
+
+class _EndOfTrial(Exception):  # noqa: N818  (no error)
+    """Ends a trial after its last backward pass."""
 
 
 def _not_prepared(*_: Any) -> Any:

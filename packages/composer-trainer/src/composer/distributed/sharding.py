@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -149,6 +151,44 @@ def shard(
     for optimizer in optimizers:
         _shard_state(optimizer)
     return list(blocks)
+
+
+@contextlib.contextmanager
+def sharded_alone(model: nn.Module) -> Iterator[None]:
+    """Let a sharded model compute in this process without the others, as long as a context lasts.
+
+    The parts of the other processes are replaced by copies of the own one: this takes the memory of a step, and values
+    mean nothing. If the context ends by an exception, what was begun in it is discarded, with all gradients.
+    """
+    from torch.distributed import fsdp  # noqa: PLC0415
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # noqa: PLC0415  (torch names the defaults here)
+
+    modules: list[Any] = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
+    for module in modules:
+        module.set_custom_all_gather(_OwnPart())
+        module.set_custom_reduce_scatter(_OwnPart())
+    try:
+        yield
+    except BaseException:
+        modules[0].reset_iter_state()
+        raise
+    finally:
+        for module in modules:
+            module.set_custom_all_gather(_fsdp_collectives.DefaultAllGather())
+            module.set_custom_reduce_scatter(_fsdp_collectives.DefaultReduceScatter())
+
+
+class _OwnPart:
+    """In place of an all-gather or a reduce-scatter, the result for processes whose parts are all equal."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(math.prod(size), dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_: object) -> None:
+        own = input_tensor[: output_tensor.numel()]
+        for part in output_tensor.view(-1, len(own)):
+            if part.data_ptr() != own.data_ptr():  # an all-gather has its input in the output
+                part.copy_(own)
 
 
 def _data_mesh(mesh: DeviceMesh | None, device: torch.device) -> DeviceMesh:

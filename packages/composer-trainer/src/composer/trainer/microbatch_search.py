@@ -51,8 +51,8 @@ class MicrobatchSearch:
 
     Args:
         state: Its ``device_train_microbatch_size`` is set to the size found.
-        parallel: Runs the model in all processes. Several processes search once, for the first batch, each by itself,
-            and use the smallest size. If a process runs out of memory later, the others time out.
+        parallel: Runs the model in all processes. Several processes search once, for the first batch: each tries a size
+            by itself, and they agree on the next. If a process runs out of memory later, the others time out.
         step: Computes the gradients.
     """
 
@@ -74,15 +74,18 @@ class MicrobatchSearch:
         while True:
             tried = min(state.device_train_microbatch_size or num_samples, num_samples)
             failure = self._try()
-            fits = bool(all_reduce_min(failure is None))
-            # The gradients of a trial are those of the batch, but several processes have not summed them yet.
-            if fits and is_alone:
+            # A process in which a single sample does not fit sends 0, so that all raise the error. One in which the
+            # batch fits, perhaps a smaller one, does not limit the others.
+            size = all_reduce_min(_NO_LIMIT if failure is None else (tried + 1) // 2 if tried > 1 else 0)
+            # The gradients of a trial in one process are those of the batch.
+            if size == _NO_LIMIT and is_alone:
                 return step.total
             before.restore(state, step)
-            if fits:
+            if size == _NO_LIMIT:
                 self._is_found = True
                 return step.compute_gradients()
-            state.device_train_microbatch_size = self._next_size(tried, failure)
+            self._check(size, tried, failure)
+            state.device_train_microbatch_size = size
             del failure
             for optimizer in state.optimizers:
                 optimizer.zero_grad()
@@ -93,28 +96,18 @@ class MicrobatchSearch:
 
     def _try(self) -> RuntimeError | None:
         """Compute the gradients in the current size, and return the error if there is not enough memory."""
-        # Gradients of a trial are not synchronized, and are discarded.
-        self._parallel.is_trial = self._parallel.is_connected
         try:
-            self._step.compute_gradients()
+            with self._parallel.trial():
+                self._step.compute_gradients()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             # The traceback refers to the frames, and these to the tensors that fill the memory.
             return error.with_traceback(None)
-        finally:
-            self._parallel.is_trial = False
         return None
 
-    def _next_size(self, tried: int, failure: RuntimeError | None) -> int:
-        """Return the size to try after one that does not fit in all processes; all of them must call it.
-
-        Raises:
-            RuntimeError: A single sample does not fit, or microbatches do not give the step of the batch.
-        """
-        # A process in which a single sample does not fit sends 0, so that all raise the error. One in which the batch
-        # fits, perhaps a smaller one, does not limit the others.
-        size = all_reduce_min(_NO_LIMIT if failure is None else (tried + 1) // 2 if tried > 1 else 0)
+    def _check(self, size: int, tried: int, failure: RuntimeError | None) -> None:
+        """Raise a RuntimeError if no sample fits, or microbatches of a size do not give the step of the batch."""
         if size and (reason := what_needs_whole_batch(self._state.model, size)):
             raise RuntimeError(
                 f"device_train_microbatch_size='auto' does not split batches where the step would be another one: "
@@ -126,7 +119,6 @@ class MicrobatchSearch:
                 f"'{self._state.device}' has left. Use a smaller model or input, or activation checkpointing."
             ) from failure
         _log.info("%d samples do not fit into the memory of '%s': trying %d.", tried, self._state.device, size)
-        return size
 
 
 class _BeforeTrial:
