@@ -4,14 +4,16 @@ import copy
 import math
 import pickle
 import sys
+from collections.abc import Mapping
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torchmetrics import Accuracy, MeanSquaredError
+from torchmetrics import Accuracy, MeanSquaredError, Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision
 from torchmetrics.text import Perplexity
+from transformers import PretrainedConfig
 
 from composer import functional as cf
 from composer.metrics import CrossEntropy, LanguageCrossEntropy, LanguagePerplexity, MaskedAccuracy
@@ -25,6 +27,51 @@ def _value(model, metric, *batches):
     for batch in batches:
         model.update_metric(batch, model.eval_forward(batch), metric)
     return metric.compute().item()
+
+
+class Described(nn.Linear):
+    """A module of its own with a configuration, which returns losses without labels."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.config = PretrainedConfig()
+
+    def forward(self, input_ids):
+        logits = super().forward(input_ids)
+        return {"logits": logits, "loss": logits.square().mean()}
+
+
+class LossOfOutput(Metric):
+    """Averages the loss that the model returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0))
+        self.add_state("batches", torch.tensor(0))
+
+    def update(self, output: Mapping | torch.Tensor, target):
+        self.total += output["loss"]
+        self.batches += 1
+
+    def compute(self):
+        return self.total / self.batches
+
+
+class TestMetricsOfTheOutput:
+    @pytest.mark.filterwarnings("ignore:model must be")
+    def test_without_labels(self):
+        """A metric of the program gets the model's output, and None as labels."""
+        model, batch = HuggingFaceModel(Described()), {"input_ids": torch.rand(4, 2)}
+
+        assert _value(model, LossOfOutput(), batch) == pytest.approx(model(batch)["loss"].item())
+        with pytest.raises(ValueError, match="has no 'labels', without which a metric cannot be computed"):
+            _value(model, MeanSquaredError(), batch)
+
+    def test_a_mapping_is_declared(self, make_model, make_batch):
+        """With labels, the annotation of the metric decides that it gets the output and not the logits."""
+        model, batch = HuggingFaceModel(make_model("gpt2")).eval(), make_batch("gpt2")
+
+        assert _value(model, LossOfOutput(), batch) == pytest.approx(model(batch)["loss"].item())
 
 
 class TestTraining:
@@ -549,6 +596,9 @@ class TestConstruction:
         """A value that is not a model or a tokenizer, and a model that returns tuples, raise."""
         with pytest.raises(TypeError, match=r"model must be a transformers.PreTrainedModel .* got Linear"):
             HuggingFaceModel(nn.Linear(1, 1))
+        with pytest.warns(UserWarning, match=r"got Described\. .* used as of one of Transformers") as caught:
+            HuggingFaceModel(Described())
+        assert caught[0].filename == __file__
         with pytest.raises(TypeError, match=r"tokenizer must be one of Transformers', got str"):
             HuggingFaceModel(make_model("gpt2"), "gpt2")
         with pytest.raises(ValueError, match=r"config.return_dict is False"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from composer import distributed
 from composer.callbacks import EarlyStopper
 from composer.core import Evaluator
 from composer.optim import DecoupledAdamW, DecoupledSGDW
@@ -67,3 +68,10 @@ def test_an_evaluator_without_data():
 def test_an_empty_save_interval():
     """Without a folder to save to, the interval is not read."""
     assert trained(save_interval="").state.timestamp.epoch == 1
+
+
+def test_processes_without_a_device():
+    """``initialize_dist`` chooses the device itself, as three programs for discrete diffusion call it."""
+    distributed.initialize_dist(timeout=600)
+
+    assert not distributed.is_initialized()  # there is one process

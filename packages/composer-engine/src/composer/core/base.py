@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import tomllib
 import warnings
 from abc import ABC, abstractmethod
 
@@ -11,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import attrs
@@ -136,28 +138,14 @@ class Algorithm(Serializable, ABC):
         return False
 
 
-_OF_OTHERS = {
-    **dict.fromkeys(("on_fit_start", "on_train_start", "on_train_begin"), "fit_start"),
-    **dict.fromkeys(("on_fit_end", "on_train_end"), "fit_end"),
-    **dict.fromkeys(("on_train_epoch_start", "on_epoch_start", "on_epoch_begin"), "epoch_start"),
-    **dict.fromkeys(("on_train_epoch_end", "on_epoch_end"), "epoch_end"),
-    **dict.fromkeys(("on_train_batch_start", "on_step_begin", "on_train_batch_begin"), "batch_start"),
-    **dict.fromkeys(("on_train_batch_end", "on_step_end"), "batch_end"),
-    **dict.fromkeys(
-        ("on_validation_start", "on_validation_epoch_start", "on_test_start", "on_test_begin"), "eval_start"
-    ),
-    **dict.fromkeys(("on_validation_end", "on_validation_epoch_end", "on_evaluate", "on_test_end"), "eval_end"),
-    **dict.fromkeys(("on_validation_batch_start", "on_test_batch_start", "on_test_batch_begin"), "eval_batch_start"),
-    "on_before_backward": "before_backward",
-    "on_after_backward": "after_backward",
-    "on_test_epoch_end": "eval_end",
-    **dict.fromkeys(("on_validation_batch_end", "on_test_batch_end"), "eval_batch_end"),
-    **dict.fromkeys(("on_before_optimizer_step", "on_pre_optimizer_step"), "after_train_batch"),
-    **dict.fromkeys(("on_save_checkpoint", "on_save"), "batch_checkpoint"),
-    **dict.fromkeys(("on_predict_start", "on_predict_begin"), "predict_start"),
-    **dict.fromkeys(("on_predict_end", "on_predict_epoch_end"), "predict_end"),
+_HOOKS = tomllib.loads(files("composer.core").joinpath("hooks.toml").read_text("utf-8"))
+"""Methods that nothing calls; the file describes the tables."""
+_OF_OTHERS = {name: event for event, names in _HOOKS["of_others"].items() for name in names}
+OF_COMPOSER = {
+    cls: {name: instead for instead, names in table.items() for name in names}
+    for cls, table in _HOOKS["of_composer"].items()
 }
-"""Hooks of Lightning, Transformers and Keras by name, with the events of this library."""
+"""What to override instead of methods of MosaicML Composer that nothing calls, by class and method."""
 
 
 class Callback(Serializable):
@@ -172,13 +160,24 @@ class Callback(Serializable):
         ...         print(state.timestamp.epoch)
     """
 
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        """Ignore arguments that the constructor of a subclass passes on, as in programs for MosaicML Composer."""
+        if (args or kwargs) and type(self).__init__ is Callback.__init__:
+            raise TypeError(f"{type(self).__name__} takes no arguments, got {args or kwargs}. Define __init__.")
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Warn of methods with the arguments of a hook and almost the name of an event: they would not be called.
 
         Also of hooks of Lightning, Transformers and Keras, with the name of the event.
+
+        Raises:
+            TypeError: A method overrides one of MosaicML Composer's class that nothing calls here.
         """
         super().__init_subclass__(**kwargs)
+        of_composer = [OF_COMPOSER.get(base.__name__, {}) for base in cls.__mro__[1:]]
         for name, method in vars(cls).items():
+            if instead := next((table[name] for table in of_composer if name in table), None):
+                raise TypeError(f"{cls.__name__}.{name} would be called by nothing: override {instead}, instead.")
             if (event := _OF_OTHERS.get(name)) is not None:
                 warnings.warn(
                     f"{cls.__name__}.{name} is a hook of another trainer, and is called at no event here. Define "

@@ -222,6 +222,7 @@ def _no_config(state: Any) -> None:
 
 _NOT_WRAPPED = "remove it; the model of the state is never wrapped, except by FSDP2"
 _CONFIG = "read what you pass as parallelism_config"
+_IN_CHECKPOINT = "a checkpoint contains the place in the data"
 _FORMER: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "is_model_ddp": (_NOT_WRAPPED, lambda state: isinstance(state.model, DistributedDataParallel)),
     "fsdp_enabled": (_NOT_WRAPPED, lambda state: is_sharded(state.model)),
@@ -233,8 +234,8 @@ _FORMER: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "deepspeed_enabled": ("DeepSpeed is not supported", lambda _: False),
     "deepspeed_config": ("DeepSpeed is not supported", lambda _: None),
     "save_metrics": ("metrics are always saved", lambda _: True),
-    "dataset_state": ("a checkpoint contains the place in the data", lambda _: None),
-    "dataset_resumption": ("a checkpoint contains the place in the data", lambda _: {}),
+    "dataset_state": (_IN_CHECKPOINT, lambda _: None),
+    **dict.fromkeys(("dataset_resumption", "_dataset_state_dict"), (_IN_CHECKPOINT, lambda _: {})),
     "precision_config": ("read what you pass to the Trainer", lambda _: None),
 }
 """For each attribute, what to use instead, and its value."""
@@ -245,7 +246,7 @@ def _former(name: str, advice: str, value: Callable[[Any], Any]) -> property:
         warn_former(f"state.{name} is a former name: {advice}.")
         return value(state)
 
-    return property(read, doc=f"A former name: {advice}.")
+    return property(read, lambda _, value: warn_former(f"state.{name} = {value!r} has no effect: {advice}."))
 
 
 class FormerState:

@@ -118,6 +118,12 @@ class Interval:
         """Return whether a multiple of the interval was passed since ``clock.previous_timestamp``."""
         return self.passed(clock.previous_timestamp, clock.timestamp, clock.max_duration, clock.dataloader_len)
 
+    def __call__(self, clock: Clock, event: Event) -> bool:
+        """Return whether it is due at the end of a batch, an epoch or an iteration, or the training is over."""
+        end = clock.max_duration
+        is_over = end is not None and clock.timestamp.count(end.unit) >= end.value
+        return self.every.unit in _UNITS.get(event, ()) and (is_over or self.is_due(clock))
+
 
 def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
     """Return an argument ``every`` as an :class:`Interval`; None is each time.

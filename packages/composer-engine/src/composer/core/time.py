@@ -378,7 +378,13 @@ def _to_microseconds(value: dt.timedelta | int | None) -> int:
 def _counter(name: str, doc: str) -> Time:
     """Return a property of a timestamp that makes a time of a counter when it is read."""
     read, unit = operator.attrgetter(f"counts.{name}"), TimeUnit(name.split("_", maxsplit=1)[0])
-    return cast("Time", property(lambda timestamp: Time(read(timestamp), unit), doc=doc))
+
+    def write(timestamp: Timestamp, value: Time | int) -> None:
+        object.__setattr__(timestamp, "counts", timestamp.counts._replace(**{name: _to_count(value, unit)}))
+
+    # Programs assign it at the end of an epoch, which ends the iteration.
+    may_write = write if name == "epoch_in_iteration" else None
+    return cast("Time", property(lambda timestamp: Time(read(timestamp), unit), may_write, doc=doc))
 
 
 def _duration(name: str, doc: str) -> dt.timedelta:
@@ -398,9 +404,9 @@ def _comparing(operation: Callable[[Any, Any], bool]) -> Callable[[Timestamp, Ti
     return compared
 
 
-@attrs.frozen(order=False, init=False, repr=False)
+@attrs.define(order=False, init=False, repr=False, unsafe_hash=True, on_setattr=attrs.setters.frozen)
 class Timestamp(StoredAsObject):
-    """The progress of a run in every unit. A timestamp is immutable; each step creates a new one.
+    """The progress of a run in every unit. Each step creates a new one; only ``epoch_in_iteration`` can be assigned.
 
     A time or string is compared with the counter of its unit: ``timestamp >= "10ep"``.
 

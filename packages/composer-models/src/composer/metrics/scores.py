@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,13 +100,21 @@ class CrossEntropy(_Mean):
             self.add_cross_entropy(preds, targets.long())
 
 
+def _state(name: str, doc: str) -> Any:
+    return property(lambda self: getattr(self, name), lambda self, value: setattr(self, name, value), doc=doc)
+
+
 class _TokenMean(_Mean):
-    """Base of metrics of the mean loss per token."""
+    """Base of metrics of the mean loss per token; subclasses may replace ``loss_fn``, and add to the two states."""
+
+    sum_loss = _state("loss_sum", "The sum of the losses, for subclasses that compute them.")
+    total_items = _state("count", "The number of tokens that count.")
 
     def __init__(
         self, dist_sync_on_step: bool = False, ignore_index: int = -100, *, vocab_size: int | None = None
     ) -> None:
         super().__init__(ignore_index, dist_sync_on_step)
+        self.loss_fn: Callable[..., Tensor] = partial(cross_entropy, ignore_index=ignore_index, reduction="sum")
         if vocab_size is not None:
             warnings.warn(
                 f"vocab_size is ignored: {type(self).__name__} reads it from the logits. Omit it.",
@@ -124,7 +133,8 @@ class _TokenMean(_Mean):
             KeyError: ``output`` is a mapping without logits.
             ValueError: The shapes do not match.
         """
-        self.add_cross_entropy(*_flat_logits_and_targets(output, target))
+        logits, ids = _flat_logits_and_targets(output, target)
+        self.add(self.loss_fn(logits.float(), ids), (ids != self.ignore_index).sum())
 
 
 class LanguageCrossEntropy(_TokenMean):

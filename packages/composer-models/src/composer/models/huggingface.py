@@ -319,7 +319,9 @@ class HuggingFaceModel(PhaseMetricsModel):
             metric: Called as ``metric.update(logits, labels)``, with ``(N, L, V)`` and ``(N, L)`` of a language model;
                 a metric with ``num_classes`` with ``(N * L, V)`` and ``(N * L,)``. Metrics of torchmetrics that compute
                 probabilities are called with these. A metric whose ``needs_batch`` is true is called as
-                ``metric.update(batch=batch, outputs=outputs, labels=self.labels)``.
+                ``metric.update(batch=batch, outputs=outputs, labels=self.labels)``. With ``use_logits=False``, a metric
+                of your own gets the model's output instead of the logits if the first argument of its ``update`` is
+                annotated as a ``Mapping``, or if the batch has no labels, which are None then.
 
         Returns:
             What ``metric.update`` returns: None, or a dictionary for ``state.metric_outputs``.
@@ -331,6 +333,9 @@ class HuggingFaceModel(PhaseMetricsModel):
 
         if getattr(metric, "needs_batch", False):
             return metric.update(batch=batch, outputs=outputs, labels=self.labels)
+        is_own = type(metric).__module__.partition(".")[0] not in {"torchmetrics", "composer"}
+        if is_own and isinstance(outputs, Mapping) and (batch.get("labels") is None or _takes_mapping(metric)):
+            return metric.update(outputs, self.labels)
         labels = _labels_of(batch, "a metric")
         logits = logits_of(outputs) if isinstance(outputs, Mapping) else outputs
         if self.using_peft and logits.ndim == 3 and labels.ndim == 2:
@@ -502,10 +507,13 @@ def _check_model(model: object) -> None:
     """Raise an error for an object that is not a model of Transformers, or a model that returns tuples."""
     transformers = import_extra("transformers", needed="HuggingFaceModel needs Transformers", extra="huggingface")
     if not isinstance(model, transformers.PreTrainedModel) and not is_peft_model(model):
-        raise TypeError(
+        message = (
             "model must be a transformers.PreTrainedModel or a peft.PeftModel around one, "
             f"got {type(model).__name__}. For other modules derive from ComposerModel."
         )
+        if not hasattr(model, "config"):
+            raise TypeError(message)
+        warnings.warn(f"{message} Its forward and its config are used as of one of Transformers.", stacklevel=4)
     if not getattr(base_of(model).config, "return_dict", True):
         raise ValueError(
             "The model's config.return_dict is False, so it returns tuples, in which the loss cannot be identified. "
@@ -578,6 +586,12 @@ def _argument_names(model: PreTrainedModel) -> frozenset[str]:
     names = {each.name for each in parameters if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}}
     takes_more = names and any(each.kind is each.VAR_KEYWORD for each in parameters)
     return frozenset(names | _OF_ATTENTION if takes_more else names)
+
+
+def _takes_mapping(metric: Metric) -> bool:
+    """Return whether the first argument of ``update`` is annotated as a mapping."""
+    first = next(iter(inspect.signature(metric.update).parameters.values()))
+    return "Mapping" in str(first.annotation)
 
 
 def _labels_of(batch: Mapping[str, Any], purpose: str) -> Tensor:

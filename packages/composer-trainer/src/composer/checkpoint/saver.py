@@ -32,7 +32,7 @@ from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_kee
 from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time
 from composer.core.background import Background
-from composer.core.saving.files import fill_in_run
+from composer.core.saving.files import FileName, fill_in_run
 from composer.core.saving.model_state import optimizer_states
 from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags
@@ -133,8 +133,9 @@ class CheckpointSaver(Callback):
             )
         check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
         file_links = str(filename).endswith(".pt"), str(latest_filename).endswith(".pt")
-        self.folder, self.filename = str(folder), without_suffix(filename)
-        self.latest_filename = None if latest_filename is None else without_suffix(latest_filename)
+        self.folder, self.filename = str(folder), FileName(without_suffix(filename), str(folder))
+        latest = None if latest_filename is None else without_suffix(latest_filename)
+        self.latest_filename = None if latest is None else FileName(latest, str(folder))
         self.best_filename = best_filename
         self.remote_file_name = None if remote_file_name is None else str(remote_file_name).removesuffix(".pt")
         self.uploaders: list[Callable[[str], str]] = []
@@ -144,7 +145,9 @@ class CheckpointSaver(Callback):
         )
         self.overwrite, self.weights_only, self.ignore_keys = overwrite, weights_only, ignore_keys
         self.num_checkpoints_to_keep, self.keep_best = num_checkpoints_to_keep, keep_best
-        self.background = background
+        is_overridden = type(self)._save_checkpoint is not CheckpointSaver._save_checkpoint  # noqa: SLF001
+        self.background = background and not is_overridden  # which may read what was written
+        self.last_checkpoint_batch: Time | None = None
         self.extra: Callable[[], Mapping[str, Any]] | None = None
         self.resume_data: Callable[..., Mapping[str, Any]] | None = None
         self.continues = False
@@ -225,19 +228,19 @@ class CheckpointSaver(Callback):
         if not self._has_stepped:
             self._check_optimizers(state)  # with what the first step has created
             self._has_stepped = True
-        self._save_if_due(state, Event.BATCH_CHECKPOINT)
+        self._save_if_due(state, logger, Event.BATCH_CHECKPOINT)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
         """Save if a checkpoint is due."""
-        self._save_if_due(state, Event.EPOCH_CHECKPOINT)
+        self._save_if_due(state, logger, Event.EPOCH_CHECKPOINT)
 
     def iteration_checkpoint(self, state: State, logger: Logger) -> None:
         """Save if a checkpoint is due."""
-        self._save_if_due(state, Event.ITERATION_CHECKPOINT)
+        self._save_if_due(state, logger, Event.ITERATION_CHECKPOINT)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Save at the end of the training, and wait until the checkpoint is written."""
-        self._save_if_due(state, Event.FIT_END)
+        self._save_if_due(state, logger, Event.FIT_END)
         self._wait()
 
     def close(self, state: State, logger: Logger) -> None:
@@ -347,13 +350,18 @@ class CheckpointSaver(Callback):
         remote = fill_in_run(self.remote_file_name, state, "remote_file_name")
         return [remote] if "://" in remote else [url_of(remote) for url_of in self.uploaders]
 
-    def _save_if_due(self, state: State, event: Event) -> None:
+    def _save_if_due(self, state: State, logger: Logger, event: Event) -> None:
         """Raise the error of a save in the background, and save if it is time or the weights are among the best."""
         if get_world_size() == 1:  # several processes would raise it in different batches
             with self._repeatable():
                 self._saving.check()
         if self._due.is_due(state, event):
-            self.save(state)
+            self._save_checkpoint(state, logger)
+
+    def _save_checkpoint(self, state: State, logger: Logger) -> None:
+        """Save now; a subclass may override it, to write something else or more."""
+        self.last_checkpoint_batch = state.timestamp.batch
+        self.save(state)
 
 
 @attrs.define(eq=False)

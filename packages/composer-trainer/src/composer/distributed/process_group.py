@@ -41,7 +41,7 @@ _closed: list[bool] = []
 """Not empty after a group of several processes was destroyed, as these cannot be connected a second time."""
 
 
-def initialize_dist(device: str | torch.device | None, timeout: float = 300.0) -> None:
+def initialize_dist(device: str | torch.device | None = None, timeout: float = 300.0) -> None:
     """Create the process group of the processes that torchrun has started; with one process, do nothing.
 
     The backend is gloo on the CPU and NCCL on CUDA devices, where each process uses the device of its local rank. An

@@ -29,6 +29,17 @@ _FIRST_VALUE = 1 + len(Counts._fields)
 _STORED_UNCHANGED = frozenset({int, float, str, bool, type(None)})
 
 
+class LoggedFloat(float):
+    """A number that also has the method ``item`` of a tensor.
+
+    Example:
+        >>> LoggedFloat(0.5), LoggedFloat(0.5).item()
+        (0.5, 0.5)
+    """
+
+    item = float.__float__
+
+
 class InMemoryLogger(LoggerDestination):
     """Keep all logged values in memory.
 
@@ -73,7 +84,7 @@ class InMemoryLogger(LoggerDestination):
         for row in self._rows:
             clock = Timestamp.of(Counts(*row[1:_FIRST_VALUE]))
             for name, value in zip(row[0], row[_FIRST_VALUE:], strict=True):
-                self._data.setdefault(name, []).append((clock, value))
+                self._data.setdefault(name, []).append((clock, LoggedFloat(value) if type(value) is float else value))
         self._rows.clear()
         self._num_read = 0
         return self._data

@@ -40,6 +40,37 @@ def fill_in_run(template: str, state: State, parameter: str = "A name", fields: 
     return fill_in(template, values if fields is None else {name: values[name] for name in fields}, parameter)
 
 
+class FileName(str):
+    """The name of a file in a folder, with fields of a run, which also has the attributes of Composer's names of files.
+
+    Args:
+        filename: The name.
+        folder: The folder, in which fields of a run are filled in, too.
+
+    Example:
+        >>> name = FileName("ep{epoch}", "{run_name}")
+        >>> name.filename, name.folder, name.format(State(model=None, run_name="mine"))
+        ('ep{epoch}', '{run_name}', 'mine/ep0')
+    """
+
+    folder: str
+
+    def __new__(cls, filename: str, folder: str) -> FileName:
+        """Return the name."""
+        self = super().__new__(cls, filename)
+        self.folder = folder
+        return self
+
+    filename = property(str.__str__)
+
+    def format(self, *args: object, **kwargs: object) -> str:
+        """Return the path of a run that is given, or else, as for a string, the name with values filled in."""
+        if not args or not isinstance(args[0], State):
+            return super().format(*args, **kwargs)
+        path = f"{self.folder}/{self.filename}"
+        return path if kwargs.get("keep_placeholders") else fill_in_run(path, args[0])
+
+
 def check_template(template: str, parameter: str, fields: Sequence[str] | None = None) -> str:
     """Return a template for :func:`fill_in_run` as a string, and raise if it cannot be filled in.
 

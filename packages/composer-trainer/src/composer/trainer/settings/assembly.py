@@ -162,7 +162,7 @@ class Assembly:
         if not self._savers and not self._dry_run:
             raise ValueError("There is no folder to save to: give save_folder to the Trainer.")
         for saver in self._savers:
-            saver.save(self.state)
+            saver._save_checkpoint(self.state, self.logger)  # noqa: SLF001  (which programs override)
 
     @property
     def _savers(self) -> list[CheckpointSaver]:
