@@ -23,33 +23,16 @@ def _check_function(name: str, function: object) -> None:
         raise TypeError(f"{name} must be None or a function of a batch, got {function!r}.")
 
 
-def _checked_count(name: str, lowest: int, count: Callable[..., Any]) -> Callable[..., int]:
-    """Return the user's counting function with a check of its result."""
-    _check_function(name, count)
-
-    def counted(*arguments: Any, **options: Any) -> int:
-        number = count(*arguments, **options)
-        try:
-            # int() accepts strings, and comparing with it lets floats such as 8.0 and tensors of one number pass.
-            whole = None if isinstance(number, (str, bytes)) or int(number) != number else int(number)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            whole = None
-        if whole is None or whole < lowest:
-            raise (TypeError if whole is None else ValueError)(
-                f"DataSpec's {name} must return a whole number, at least {lowest}, got {number!r}."
-            )
-        return whole
-
-    return counted
-
-
 # Converters, as their defaults are defined below; the fields have the names of those functions.
 def _to_split(given: Callable[[Batch, int], Sequence[Batch]] | None) -> Callable[[Batch, int], Sequence[Batch]]:
     return given or split_batch
 
 
 def _to_count_samples(given: Callable[[Batch], int] | None) -> Callable[[Batch], int]:
-    return count_samples if given in (None, count_samples) else _checked_count("get_num_samples_in_batch", 1, given)
+    if given is None or given is count_samples:
+        return count_samples
+    _check_function("get_num_samples_in_batch", given)
+    return lambda *arguments, **options: int(given(*arguments, **options))  # also of a tensor
 
 
 def _to_count_tokens(given: TokenCount | None) -> TokenCount:
@@ -57,15 +40,14 @@ def _to_count_tokens(given: TokenCount | None) -> TokenCount:
         return count_tokens
     name = "get_num_tokens_in_batch"
     _check_function(name, given)
-    one = _checked_count(name, 0, lambda number: number)
 
     def counted(batch: Batch) -> int | dict[str, int]:
         found = given(batch)
         if not isinstance(found, Mapping):
-            return one(found)
+            return int(found)
         if "total" not in found:
             raise ValueError(f"DataSpec's {name} must return a dictionary with the key 'total', got {dict(found)!r}.")
-        return {kind: one(number) for kind, number in found.items()}
+        return {kind: int(number) for kind, number in found.items()}
 
     return counted
 
@@ -90,8 +72,7 @@ class DataSpec(NamesArguments):
         TypeError: ``dataloader`` is not iterable, or another argument is of the wrong type.
         ValueError: ``num_samples`` is less than 1, or ``num_tokens`` is negative.
 
-    The results of these functions are checked: a count must be a whole number (of samples at least 1), and the parts of
-    a batch must contain each of its samples once.
+    The parts of a batch are checked: they must contain each of its samples once.
 
     Example:
         >>> import torch
