@@ -147,6 +147,81 @@ class TestMakeTrainer:
         assert ending.value.code == 2
         assert re.search(message, capsys.readouterr().err)
 
+    @pytest.mark.parametrize(
+        "entries",
+        [
+            "model: os.system",
+            "model: {class_path: subprocess.Popen, init_args: {args: [touch, ran]}}",
+            "optimizers: builtins.eval",
+            "optimizers: torch.os.system",
+            "optimizers: MODULE.os.system",
+            "optimizers: torch.nn.modules.module.torch.load",
+            "optimizers: composer.cli.launcher.main",
+            "optimizers: functools.partial",
+            "algorithms: [{class_path: runpy.run_path, init_args: {path_name: task.py}}]",
+            "callbacks: {class_path: hostile.Callback}",
+            "model: {class_path: composer.models.ComposerClassifier, init_args: {module: torch.hub.load}}",
+            "train_dataloader: {class_path: torch.utils.data.DataLoader, init_args: {collate_fn: os.system}}",
+            "config: nested.yaml",
+            "trust: [os]",
+        ],
+    )
+    def test_a_file_names_only_what_is_trusted(self, run, tmp_path, capsys, entries):
+        """Other names, wherever they are, end the program before they are imported."""
+        (module,) = (path.stem for path in tmp_path.glob("task_of_*.py"))
+        (tmp_path / f"{module}.py").write_text(f"import os\n{MODULE}")
+        (tmp_path / "nested.yaml").write_text("model: os.system")
+        yaml = pytest.importorskip("yaml", reason="it comes with jsonargparse")
+        config = yaml.safe_dump(yaml.safe_load(CONFIG) | yaml.safe_load(entries))
+        (tmp_path / run).write_text(config.replace("MODULE", module))
+        installed = tmp_path / "elsewhere"
+        installed.mkdir()
+        (installed / "hostile.py").write_text("raise RuntimeError('imported')")
+        sys.path.append(str(installed))
+
+        with pytest.raises(SystemExit) as ending:
+            train.make_trainer(["--config", run])
+
+        error = capsys.readouterr().err
+        assert ending.value.code == 2
+        if "trust" in entries:
+            assert "Option 'trust' is not accepted" in error
+        else:
+            assert re.search(r"run.yaml: \w+ leads to [\w.]+, which is not imported.*--trust \w+", error)
+        assert not (tmp_path / "ran").exists()
+
+    def test_values_without_a_type_are_not_called(self, run, tmp_path):
+        """A class that is not trusted stays a dictionary where any value may be."""
+        entry = "compile_config: {disable: {class_path: subprocess.Popen, init_args: {args: [touch, ran]}}}"
+        (tmp_path / run).write_text(f"{(tmp_path / run).read_text()}\n{entry}")
+
+        trainer = train.make_trainer(["--config", run])
+
+        assert trainer.state.model.training
+        assert not (tmp_path / "ran").exists()
+
+    @pytest.mark.parametrize("options", [["--trust", "MODULE"], ["--trust=MODULE"], ["--model=MODULE.make_model"]])
+    def test_what_the_command_line_names_is_trusted(self, run, tmp_path, options):
+        """A module of another folder is imported if the command line names it, and only by this call."""
+        (module,) = (path.stem for path in tmp_path.glob("task_of_*.py"))
+        installed = tmp_path / "elsewhere"
+        installed.mkdir()
+        (tmp_path / f"{module}.py").rename(installed / f"{module}.py")
+        sys.path.append(str(installed))
+
+        trainer = train.make_trainer(["--config", run, *(option.replace("MODULE", module) for option in options)])
+
+        assert trainer.state.max_duration == "2ep"
+        with pytest.raises(SystemExit):
+            train.make_trainer(["--config", run])
+
+    def test_names_of_files_are_not_trusted(self, run, tmp_path):
+        """A file whose name is that of a module does not allow the module."""
+        (tmp_path / "subprocess.yaml").write_text("optimizers: subprocess.Popen")
+
+        with pytest.raises(SystemExit):
+            train.make_trainer(["--config", run, "--config", "subprocess.yaml"])
+
     def test_without_jsonargparse(self, monkeypatch):
         """The error names the extra."""
         monkeypatch.setitem(sys.modules, "jsonargparse", None)
