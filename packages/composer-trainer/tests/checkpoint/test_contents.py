@@ -1,9 +1,8 @@
 """What a checkpoint contains of a run, and what is left out of it; complete saves are in ``test_saving.py``."""
 
 import pytest
-from torch import nn
 
-from composer.checkpoint.contents import changed_modules, contents_of, remove_ignored
+from composer.checkpoint.contents import contents_of, remove_ignored
 
 
 def test_weights_only(runs):
@@ -12,15 +11,6 @@ def test_weights_only(runs):
 
     assert not {"optimizers", "extra"} & data.keys()
     assert list(tensors) == ["model.safetensors"]
-
-
-def test_changed_modules():
-    """Modules of another class are named, those of the same class are not."""
-    model = nn.Sequential(nn.ReLU(), nn.Linear(1, 1))
-
-    assert changed_modules(model, {"": "Sequential", "0": "Tanh", "1": "Linear"}) == [
-        "module '0' was Tanh, and is ReLU."
-    ]
 
 
 def make_state():

@@ -15,15 +15,13 @@ from composer.checkpoint.__main__ import main
 
 class TestShow:
     def test_summary(self, saved, capsys):
-        """Clock, optimizer, sizes and modules are printed."""
+        """Clock, optimizer and sizes are printed."""
         code = main(["show", str(saved)])
 
         printed = capsys.readouterr().out
         assert code == 0
         assert "clock       1 epochs, 5 batches, 20 samples" in printed
         assert "optimizers  Adam" in printed
-        assert "weights     67 numbers" in printed
-        assert "0 40" in printed
 
     def test_metrics_and_algorithms(self, runs, tmp_path, capsys):
         """Algorithms are printed with settings, metrics with values."""

@@ -23,13 +23,6 @@ def described_as(parts, shape, dtype="int64"):
 
 
 class TestPlans:
-    def test_replicas_are_balanced(self):
-        """Of eight equal tensors in four replicas, each process writes two."""
-        info = TensorInfo("float32", (4,))
-        one = {"model.safetensors": {f"w{place}": (info, Region((0,), (4,))) for place in range(8)}}
-        _, writes = plan_files([one] * 4)
-        assert [len(names) for files in writes for names in files.values()] == [2, 2, 2, 2]
-
     def test_other_models(self):
         """A tensor of another shape in one process raises an error with its name."""
         described = [described_as([((0,), (size,))], (size,), "float32")[0] for size in (4, 5)]

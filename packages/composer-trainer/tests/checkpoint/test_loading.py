@@ -190,7 +190,6 @@ class TestMismatches:
         problems = "\n".join(caught.value.problems)
         assert "model.0.weight: must be a tensor of shape (9, 4), got a tensor of shape (8, 4)." in problems
         assert "model.3.weight is not saved." in problems
-        assert "module '3' was not there, and is Linear." in problems
         assert runs.same_tensors(model.state_dict(), before)
         assert int(other.timestamp.batch) == 0
 
@@ -210,7 +209,6 @@ class TestMismatches:
         assert any(
             "model.2.weight is saved" in problem and "two.weight" in problem for problem in caught.value.problems
         )
-        assert "module 'two' was not there, and is Linear." in caught.value.problems
         assert int(other.timestamp.batch) == 5
 
     def test_optimizer_rejects_its_state(self, runs, saved):
@@ -281,7 +279,7 @@ class TestSurgery:
         for weights_only in (False, True):
             with pytest.raises(CheckpointMismatchError) as caught:
                 load_checkpoint(blurred[1], other, exclude_algorithms=["BlurPool"], weights_only=weights_only)
-            assert "module '1' was BlurConv2d, and is Conv2d." in caught.value.problems
+            assert "model.1.weight is not saved; did you mean '1.conv.weight'?" in caught.value.problems
 
         assert runs.same_tensors(other.model.state_dict(), before)
 
@@ -379,20 +377,6 @@ class TestTiedWeights:
         load_checkpoint(path, later, weights_only=weights_only)
 
         assert runs.same_tensors(later.model.state_dict(), saved.model.state_dict())
-
-    @pytest.mark.parametrize("weights_only", [False, True])
-    def test_other_values_raise(self, runs, tmp_path, weights_only):
-        """Saved weights of a model that has them apart do not overwrite each other."""
-        apart = Tied()
-        apart.two = nn.Linear(4, 4, bias=False)
-        path = save_checkpoint(runs.make(model=apart, steps=0), tmp_path / "one")
-        later = runs.make(seed=1, model=Tied(), steps=0)
-        before = later.model.one.weight.clone()
-
-        with pytest.raises(CheckpointMismatchError, match=r"two\.weight is tied to model\.one\.weight"):
-            load_checkpoint(path, later, weights_only=weights_only)
-
-        assert torch.equal(later.model.one.weight, before)
 
 
 class TestAverages:

@@ -168,17 +168,6 @@ class TestWhat:
         assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
         assert one.timestamp.batch == other.timestamp.batch
 
-    def test_extra_data(self, make_trainer, tmp_path):
-        """The value of ``extra`` at the time of saving is restored."""
-        saver = CheckpointSaver(tmp_path, save_interval="2ba")
-        trainer = make_trainer(saver, max_duration="4ba")
-        saver.extra = lambda: {"data": {"batch": int(trainer.state.timestamp.batch)}}
-
-        trainer.fit()
-
-        loaded = load_checkpoint(tmp_path / "ep0-ba2", make_trainer(None).state)
-        assert loaded.extra == {"data": {"batch": 2}}
-
     def test_weights_only(self, make_trainer, tmp_path):
         """Weights-only checkpoints are smaller and cannot resume a run."""
         make_trainer(CheckpointSaver(tmp_path, weights_only=True), max_duration="1ep").fit()

@@ -59,7 +59,6 @@ class TestSaveCheckpoint:
         assert data["timestamp"]["batch"] == 5
         assert data["rank_zero_seed"] == 17
         assert data["extra"] == {"data": {"position": 7}}
-        assert data["modules"] == {"": "Sequential", "0": "Linear", "1": "ReLU", "2": "Linear"}
         assert data["environment"]["torch"] == torch.__version__
 
     def test_manifest_lists_all_files(self, saved):

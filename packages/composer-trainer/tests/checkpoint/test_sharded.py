@@ -50,11 +50,11 @@ class TestMeshes:
         """One process without sharding loads the complete tensors of each mesh."""
         assert list(results(folder, "alone")[0].values()) == [[]] * 10
 
-    def test_replicas_share_the_work(self, folder):
-        """Of two replicas, each writes parts of the weights, and none is written twice."""
+    def test_one_replica_writes(self, folder):
+        """Of two replicas, the two processes of the first write the weights, and no part is written twice."""
         layout = json.loads((folder / "checkpoints/2x2/layout.json").read_text())
         weights = layout["tensors"]["model.safetensors"]
-        assert len({file for one in weights.values() for file in one["files"]}) > 2
+        assert len({file for one in weights.values() for file in one["files"]}) == 2
         assert [len(weights[name]["files"]) for name in ("even.weight", "mean")] == [2, 1]
 
     def test_merged_file(self, folder):
@@ -77,10 +77,9 @@ class TestMeshes:
 
 class TestInspection:
     def test_is_found_and_shown(self, folder):
-        """It is found like any other, and shown with its weights and files."""
+        """It is found like any other, and shown with its files."""
         assert all(found.is_complete for found in find_checkpoints(folder / "checkpoints") if found.name not in FAULTS)
         text = show_checkpoint(folder / "checkpoints/4")
-        assert "weights     196 numbers" in text
         assert "model-00004-of-00004.safetensors" in text
 
 

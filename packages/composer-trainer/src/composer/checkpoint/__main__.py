@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m composer.checkpoint", description="Inspect checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
     for command, text, *names in (
-        ("show", "print the clock, algorithms, metrics, sizes and largest modules", "path"),
+        ("show", "print the clock, algorithms, metrics and sizes", "path"),
         ("verify", "compare every file with its checksum", "path"),
         ("merge", "write the weights, which may be in parts, to one safetensors file", "path", "file"),
     ):

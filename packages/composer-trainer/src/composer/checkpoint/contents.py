@@ -7,7 +7,7 @@ The data of ``state.json`` is what ``State.state_dict`` returns, with tensors re
 - ``extra``: what the caller saves, as a Trainer its ``ResumeState``. Its tensors, and those of algorithms and
   callbacks, are in ``extra.safetensors``. What belongs to the first process is in it, under ``process``, with a
   :class:`SavedPlace`. Each other process has it in a file of its own, and reads only that.
-- ``environment``, ``integrations`` and ``modules``: what the run was made of. They are compared, and not loaded.
+- ``environment`` and ``integrations``: what the run was made of. They are compared, and not loaded.
 
 A checkpoint of weights has only what the model is evaluated with, and the settings of its algorithms. What a user
 leaves out of a checkpoint, or does not load, are paths in this data.
@@ -37,7 +37,7 @@ from composer.core.saving.codec import Record, plain
 IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object] | None
 """Patterns such as ``"optimizers/*"``, or a function that removes from its argument, a dictionary, what to ignore."""
 BESIDE_STATE = ("extra", "environment", "integrations", "modules")
-"""The names in the data of what is no part of ``State.state_dict``."""
+"""The names in the data of what is no part of ``State.state_dict``; earlier releases saved the last one."""
 PROCESS, OWN_PROCESS = "process", "own"
 """The names in ``extra`` of what belongs to the process that saves; when it is loaded, of the first and of this one."""
 
@@ -69,7 +69,6 @@ def contents_of(
     saved |= {
         "environment": environment(state.device),
         "integrations": plain(get_metadata(), "integrations") if callable(get_metadata) else {},
-        "modules": module_classes(state.model),
     }
     return _split_files(saved)
 
@@ -117,28 +116,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "platform": sys.platform,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
     }
-
-
-def module_classes(model: Any) -> dict[str, str]:
-    """Return the class of each module of the bare model, by name.
-
-    Example:
-        >>> module_classes(torch.nn.Sequential(torch.nn.ReLU()))
-        {'': 'Sequential', '0': 'ReLU'}
-    """
-    if not isinstance(model, torch.nn.Module):
-        return {}
-    return {name: type(module).__name__ for name, module in model.named_modules()}
-
-
-def changed_modules(model: Any, saved: Mapping[str, Any]) -> list[str]:
-    """Return which modules are of another class than those saved, as after surgery on one side only."""
-    own = module_classes(model)
-    return [
-        f"module {name!r} was {saved.get(name, 'not there')}, and is {own.get(name, 'not there')}."
-        for name in (dict.fromkeys((*own, *saved)) if saved else ())
-        if own.get(name) != saved.get(name)
-    ]
 
 
 def changed_environment(saved: Mapping[str, Any], device: torch.device) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,9 @@ from safetensors.torch import save_file
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.folder import MODEL, STATE, Manifest, dictionary
-from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import TimeUnit
 from composer.core.checks import abridged
 from composer.core.saving.files import write_atomically
-
-_TOP_MODULES = 12
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
@@ -37,7 +33,7 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
 
 
 def show_checkpoint(path: str | os.PathLike[str]) -> str:
-    """Return a description of a checkpoint: clock, algorithms, metrics, sizes, and the largest modules.
+    """Return a description of a checkpoint: clock, algorithms, metrics and sizes.
 
     Args:
         path: The checkpoint; as for :func:`load_checkpoint`.
@@ -61,7 +57,7 @@ def show_checkpoint(path: str | os.PathLike[str]) -> str:
         lines = [opened.path, *_about(opened.manifest), *_components(opened.data())]
     except RecursionError:
         raise CheckpointError(f"{opened.path}/{STATE}", "is nested deeper than anything that is saved.") from None
-    return "\n".join([*lines, *_files(opened.manifest), *_modules(opened)])
+    return "\n".join([*lines, *_files(opened.manifest)])
 
 
 def merge_weights(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
@@ -144,20 +140,3 @@ def _components(data: dict[str, Any]) -> list[str]:
 def _files(manifest: Manifest) -> list[str]:
     sizes = [_row("", f"{name} {record.size:,} bytes") for name, record in manifest.files.items()]
     return [_row("files", f"{manifest.size:,} bytes"), *sizes]
-
-
-def _modules(opened: OpenCheckpoint) -> list[str]:
-    tensors = opened.layout.tensors.get(MODEL)
-    if tensors is None:
-        return []
-    counts: dict[str, int] = {}
-    for name, one in tensors.items():
-        parts = name.removeprefix("module.").split(".")
-        top = parts[0] if len(parts) < 3 else ".".join(parts[:2])
-        counts[top] = counts.get(top, 0) + math.prod(one.shape)
-    largest = sorted(counts.items(), key=lambda item: -item[1])
-    lines = [_row("", _printable(f"{name} {count:,}")) for name, count in largest[:_TOP_MODULES]]
-    rest = largest[_TOP_MODULES:]
-    if rest:
-        lines.append(_row("", f"and {len(rest)} more {sum(count for _, count in rest):,}"))
-    return [_row("weights", f"{sum(counts.values()):,} numbers"), *lines]

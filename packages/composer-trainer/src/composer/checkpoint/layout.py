@@ -254,8 +254,7 @@ def plan_files(described: Sequence[Described]) -> tuple[Layout, list[Writes]]:
     """Decide which process writes which cell; every process gets the same result.
 
     The regions of a tensor are the cells of a grid, and each kind of file is divided among the processes that write
-    cells of it. Of the processes with equal regions, as in the replicas of a mesh, the one writes that has the fewest
-    bytes so far.
+    cells of it. Of the processes with equal regions, as in the replicas of a mesh, the first one writes.
 
     Args:
         described: What :func:`describe_tensors` returned in each process, by rank.
@@ -284,9 +283,7 @@ def plan_files(described: Sequence[Described]) -> tuple[Layout, list[Writes]]:
             way = tuple(map(id, column))  # equal entries of a process are one object
             if way not in known:
                 known[way] = _split(name, column)
-            has_replicas = len(known[way].sizes) < len(column) - column.count(None)
-            planned[kind][name] = attrs.evolve(known[way]) if has_replicas else known[way]
-    _balance([one for tensors in planned.values() for one in tensors.values()], len(described))
+            planned[kind][name] = known[way]
     layout = Layout({}, {})
     writes: list[Writes] = [{} for _ in described]
     for kind, tensors in planned.items():
@@ -332,36 +329,27 @@ def _file_names(kind: str, count: int) -> list[str]:
     return [kind] if count == 1 else [f"{stem}-{number:05}-of-{count:05}.{suffix}" for number in range(1, count + 1)]
 
 
-@attrs.frozen
-class _Split:
-    """A tensor, where its cells begin in each dimension, and in row-major order the bytes and the ranks of each cell.
-
-    Attributes:
-        writers: The rank that writes each cell; at first the first one that has it.
-    """
+class _Split(NamedTuple):
+    """A tensor, where its cells begin in each dimension, and in row-major order each cell's bytes and writer's rank."""
 
     info: TensorInfo
     cuts: list[list[int]]
     sizes: list[int]
-    ranks: list[list[int]]
-    writers: list[int] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "writers", [ranks[0] for ranks in self.ranks])
+    writers: list[int]
 
 
 def _split(name: str, column: Sequence[tuple[TensorInfo, Region] | None]) -> _Split:
     """Return how a tensor is split of which each rank has a region, or none."""
     held = [(rank, *entry) for rank, entry in enumerate(column) if entry is not None]
-    info, ranks = held[0][1], dict[Region, list[int]]()
+    info, writers = held[0][1], dict[Region, int]()
     for rank, other, region in held:
         if other != info:
             raise ValueError(
                 f"{name!r} is {other.dtype}{list(other.shape)} in process {rank}, and has another dtype or shape "
                 "in a process before it. Build the same model in each process."
             )
-        ranks.setdefault(region, []).append(rank)
-    regions = sorted(ranks)
+        writers.setdefault(region, rank)
+    regions = sorted(writers)
     cuts = [sorted({offset[dimension] for offset, _ in regions}) for dimension in range(len(info.shape))]
     lengths = [
         [end - begin for begin, end in itertools.pairwise([*begins, whole])]
@@ -374,25 +362,7 @@ def _split(name: str, column: Sequence[tuple[TensorInfo, Region] | None]) -> _Sp
         )
     item_size = DTYPES[info.dtype].itemsize
     sizes = [item_size * math.prod(region.shape) for region in regions]
-    return _Split(info, cuts, sizes, [ranks[region] for region in regions])
-
-
-def _balance(planned: Sequence[_Split], world_size: int) -> None:
-    """Choose the writers of cells that several ranks have, the largest first, so that all write about equally much."""
-    different = {id(one): one for one in planned}.values()  # without replicas, many tensors share one
-    if all(len(ranks) == 1 for one in different for ranks in one.ranks):
-        return
-    load, shared = [0] * world_size, []
-    for one in planned:
-        for cell, (size, ranks) in enumerate(zip(one.sizes, one.ranks, strict=True)):
-            if len(ranks) > 1:
-                shared.append((size, one, cell, ranks))
-            else:
-                load[ranks[0]] += size
-    for size, one, cell, ranks in sorted(shared, key=lambda item: -item[0]):
-        writer = min(ranks, key=lambda rank: (load[rank], rank))
-        load[writer] += size
-        one.writers[cell] = writer
+    return _Split(info, cuts, sizes, [writers[region] for region in regions])
 
 
 def _info(tensor: Tensor) -> TensorInfo:

@@ -30,7 +30,6 @@ from composer.checkpoint.contents import (
     PROCESS,
     IgnoreKeys,
     changed_environment,
-    changed_modules,
     reject_fsdp1,
     remove_ignored,
 )
@@ -212,8 +211,6 @@ class LoadRequest:
         saved = self.read(path)
         report = self.compare(saved)
         saved.read_weights()
-        if ties := model_state.conflicting_ties(self.state.model, saved.data.get("model", {})):
-            raise CheckpointMismatchError(saved.path, ties)
         return saved, report
 
     def read(self, path: str | os.PathLike[str]) -> SavedRun:
@@ -244,8 +241,6 @@ class LoadRequest:
             )
         except StateMismatchError as error:
             problems += error.problems
-            if error.weights_differ:
-                problems += changed_modules(self.state.model, saved.beside("modules"))
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise CheckpointError(f"{saved.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
@@ -331,7 +326,7 @@ class SavedRun:
         data = opened.data()
         with _naming_state(opened.path):
             likes = sharded_like(opened, run.get_model_state_dict(), data) if is_sharded(run.model) else {}
-            needed = {"model", "algorithms", "modules"} if weights_only else data.keys()
+            needed = {"model", "algorithms"} if weights_only else data.keys()
             unread = {name: data.pop(name) for name in [*data] if name not in needed}
             saved = _with_tensors(data, opened, likes, is_part=weights_only)
             if not isinstance(saved.get("model", {}), dict):
@@ -355,7 +350,7 @@ class SavedRun:
         return {name: value for name, value in self.data.items() if name not in BESIDE_STATE}
 
     def beside(self, name: str) -> dict[str, Any]:
-        """Return what was saved beside the state: ``"extra"``, ``"modules"`` or ``"environment"``."""
+        """Return what was saved beside the state: ``"extra"`` or ``"environment"``."""
         return dictionary(self.data.get(name))
 
     def leave_out(self, keys: IgnoreKeys, parts: Collection[str], *, is_part: bool) -> None:

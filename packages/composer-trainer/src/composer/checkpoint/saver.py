@@ -89,7 +89,6 @@ class CheckpointSaver(Callback):
     Attributes:
         resume_data: The function by which a Trainer lets its savers save what an exact resume needs, such as the place
             in the data; called with ``weights_only``.
-        extra: A function that returns plain data and tensors to save in place of those, if it is set.
         uploaders: Functions that return the URL of a copy for ``remote_file_name``, until the next run.
         continues: Whether the run has resumed from the newest undamaged checkpoint of the folder, so that later ones,
             which are damaged, are no error.
@@ -148,7 +147,6 @@ class CheckpointSaver(Callback):
         is_overridden = type(self)._save_checkpoint is not CheckpointSaver._save_checkpoint  # noqa: SLF001
         self.background = background and not is_overridden  # which may read what was written
         self.last_checkpoint_batch: Time | None = None
-        self.extra: Callable[[], Mapping[str, Any]] | None = None
         self.resume_data: Callable[..., Mapping[str, Any]] | None = None
         self.continues = False
         self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best, file_links)
@@ -289,8 +287,6 @@ class CheckpointSaver(Callback):
 
     def _data_beside_state(self) -> Mapping[str, Any]:
         """Return what is saved beside the state; in all processes, because it exchanges data between them."""
-        if self.extra is not None:
-            return self.extra()
         return {} if self.resume_data is None else self.resume_data(weights_only=self.weights_only)
 
     def _snapshot(self, state: State, names: Names, extra: Mapping[str, Any], path: str) -> Snapshot:

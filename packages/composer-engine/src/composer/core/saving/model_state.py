@@ -93,25 +93,6 @@ def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[lis
     return wrong, *name_differences(own, saved, "model", "is not saved", "is saved, and the model has no such weight")
 
 
-def conflicting_ties(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each parameter that is tied to another of the model, and was saved with other values."""
-    return [
-        f"model.{name} is tied to model.{first} in the model, and the saved values of both differ: one would overwrite "
-        "the other. Load them into a model whose weights are not tied."
-        for name, first in first_names(model).items()
-        if name != first and {name, first} <= saved.keys() and _differ(saved[name], saved[first])
-    ]
-
-
-def _differ(one: Any, other: Any) -> bool:
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape:
-        return False
-    # Parts of sharded tensors would differ in some of the processes only. Those without data are compared when read.
-    if one.is_meta or is_dtensor(one):
-        return False
-    return not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
 def name_differences(
     own: Iterable[str], saved: Iterable[str], path: str, if_missing: str, if_unexpected: str
 ) -> tuple[list[str], list[str]]:

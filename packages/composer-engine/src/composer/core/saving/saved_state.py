@@ -58,15 +58,10 @@ class SavableState(Protocol):
 
 
 class StateMismatchError(ValueError):
-    """A saved state does not fit; nothing of it has been loaded.
+    """A saved state does not fit; nothing of it has been loaded. ``problems`` has a sentence for each difference."""
 
-    Attributes:
-        problems: A sentence for each difference.
-        weights_differ: Whether the saved weights differ from those of the model in their names, shapes or dtypes.
-    """
-
-    def __init__(self, problems: Iterable[str], *, weights_differ: bool = False) -> None:
-        self.problems, self.weights_differ = tuple(map(abridged, problems)), weights_differ
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(map(abridged, problems))
         title = "The saved state does not fit this run, and nothing of it has been loaded:"
         super().__init__(bulleted(title, self.problems))
 
@@ -117,7 +112,6 @@ class _Findings:
     unexpected: list[str] = attrs.Factory(list)
     changed: list[str] = attrs.Factory(list)
     problems: list[str] = attrs.Factory(list)
-    weights_differ: bool = False
 
     def report(self, added: Iterable[Any], *, strict: bool) -> LoadReport:
         """Return the report, or raise a StateMismatchError if there are problems; if ``strict``, any difference is.
@@ -134,7 +128,7 @@ class _Findings:
             problems += (
                 [f"The weights need {names}, and the model has its layers now: create it again."] if names else []
             )
-            raise StateMismatchError(problems, weights_differ=self.weights_differ)
+            raise StateMismatchError(problems)
         return report
 
 
@@ -451,10 +445,7 @@ def _compare_tensors(
         own = model_state.weights(state.model)
         own = {name: weight for name, weight in own.items() if f"model/{name}" not in left_out}
         problems, missing, unexpected = model_state.check_weights(own, saved)
-        problems += model_state.conflicting_ties(state.model, saved)
-        changed = model_state.changed_dtypes(own, saved)
-        findings.weights_differ = any((problems, missing, unexpected, changed))
-        findings.changed += changed
+        findings.changed += model_state.changed_dtypes(own, saved)
     else:
         optimizers = by_key(map(unwrapped, state.optimizers))
         optimizers = {key: one for key, one in optimizers.items() if f"optimizers/{key}" not in left_out}

@@ -267,10 +267,11 @@ class ResumeState:
             weights_only: Whether only weights are saved. It then returns only what distinguishes two saves of a batch.
         """
         state = self._state
-        # A checkpoint contains the buffers of rank 0: without an interruption all must continue with these, too.
-        broadcast_buffers(state.model)
-        for algorithm in state.algorithms:
-            algorithm.share_state(state)
+        if get_world_size() > 1:
+            # A checkpoint contains the buffers of rank 0: without an interruption all must continue with these, too.
+            broadcast_buffers(state.model)
+            for algorithm in state.algorithms:
+                algorithm.share_state(state)
         if weights_only:
             return {"interrupted": self._undone()}
         self._objects.report_changes()

@@ -26,7 +26,6 @@ from composer.core.checks import as_list
 from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import all_gather_object, broadcast_model, initialize_dist
 from composer.distributed.meta import is_on_meta
-from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
 from composer.trainer.optimization import default_optimizer, move_state
 from composer.trainer.reproducibility import configure_deterministic_mode
@@ -148,8 +147,6 @@ class Assembly:
             NotImplementedError: The model is wrapped by FSDP 1.
             CheckpointSaveError: The checkpoint could not be written.
         """
-        check_flags(weights_only=weights_only)
-        self._parallel.activate()
         extra = self._resume_state.data_to_save(weights_only=weights_only)
         return save_in_all_processes(self.state, name, extra=extra, weights_only=weights_only)
 
