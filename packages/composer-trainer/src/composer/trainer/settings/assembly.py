@@ -116,9 +116,12 @@ class Assembly:
             self._parallel.prepare(state)  # sharded before it is loaded, so that no process has the complete model
         if settings.loading.is_given():
             self._schedule.prepare_schedulers(state)
-            passes = settings.components.algorithm_passes
+            passes, seed = settings.components.algorithm_passes, state.rank_zero_seed
             settings.loading.load(self.engine, self._resume_state, passes, settings.saving.save_folder)
-            self._data.install(state)  # the order of the data depends on the seed, which is that of the saved run
+            if state.rank_zero_seed != seed:  # that of the saved run, on which the order of the data depends
+                self._data.install(state)
+            elif self._data.batches is not None:
+                self._data.batches.rewind(int(state.timestamp.epoch))
         self.engine.run_event(Event.AFTER_LOAD)
         agree_on_stop(state)
         # The processes may have drawn different weights.
