@@ -258,8 +258,9 @@ def broadcast_buffers(model: nn.Module) -> None:
 @torch.no_grad()
 def _broadcast(tensors: Iterable[Tensor]) -> None:
     """Broadcast many tensors in place with few calls, as DDP does; a bucket of them is copied at a time."""
+    distributed: Any = torch.distributed
     if distinct := [without_repeats(tensor) for tensor in tensors]:
-        torch.distributed._broadcast_coalesced(torch.distributed.group.WORLD, distinct, _BUCKET_BYTES, 0)  # noqa: SLF001
+        distributed._broadcast_coalesced(distributed.group.WORLD, distinct, _BUCKET_BYTES, 0)  # noqa: SLF001
 
 
 @contextlib.contextmanager
