@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from composer import Trainer
+from composer.diagnostics import check_exact_resume
 from composer.distributed import get_sampler, initialize_dist
 from composer.models import ComposerClassifier
-from composer.trainer.testing import check_exact_resume
 from laws.loaders import LOADERS
 
 

@@ -11,6 +11,7 @@ MODULES = [
     "composer.ablation",
     "composer.cli",
     "composer.compat",
+    "composer.diagnostics",
     "composer.distributed",
     "composer.export",
     "composer.foreign",
@@ -21,7 +22,6 @@ MODULES = [
     "composer.profiler",
     "composer.trainer",
     "composer.trainer.reproducibility",
-    "composer.trainer.testing",
 ]
 SYMBOLS = [(module, name) for module in MODULES for name in importlib.import_module(module).__all__]
 OWN = [

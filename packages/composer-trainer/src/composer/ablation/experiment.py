@@ -23,8 +23,8 @@ from composer.ablation.study import Study
 from composer.core import Algorithm
 from composer.core.checks import nearest, shortened
 from composer.functional.checks import check_choice, check_whole
+from composer.loggers.hyperparameters import plain_settings, settings_of, versions
 from composer.loggers.products import import_product, require_product
-from composer.trainer.tools.hyperparameters import plain_settings, settings_of, versions
 
 if TYPE_CHECKING:
     from composer.trainer import Trainer

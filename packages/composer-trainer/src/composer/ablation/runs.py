@@ -26,10 +26,10 @@ from composer.core.checks import abridged
 from composer.core.evaluator import more_is_better, nearest_metric
 from composer.core.saving.randomness import derive_seed
 from composer.functional.nested import leaves
+from composer.loggers.hyperparameters import hyperparameters
 from composer.loggers.values import flat
 from composer.trainer import Trainer
 from composer.trainer.reproducibility import seed_all
-from composer.trainer.tools.hyperparameters import hyperparameters
 
 RUN_VARIABLE = "COMPOSER_ABLATION_RUN"
 """The environment variable of a run's process, where no study may be started."""

@@ -4,11 +4,9 @@ from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 from composer.trainer.result import FitResult
 from composer.trainer.tools.find_lr import LRSearch
-from composer.trainer.tools.memory import estimate_memory
-from composer.trainer.tools.microbatches import check_microbatches
 from composer.trainer.trainer import Trainer
 
-__all__ = ["FitResult", "LRSearch", "Trainer", "check_microbatches", "estimate_memory"]
+__all__ = ["FitResult", "LRSearch", "Trainer"]
 
 unquote_annotations(globals())
 serve_former_names(__name__)

@@ -177,7 +177,7 @@ class BatchGradients:
         elif size < self.num_samples and (reason := what_needs_whole_batch(self._state.model, size)):
             warnings.warn(
                 f"device_train_microbatch_size={size} does not give the step of the batch of {self.num_samples} "
-                f"samples, as {reason}. composer.trainer.check_microbatches(trainer) measures the difference.",
+                f"samples, as {reason}. composer.diagnostics.check_microbatches(trainer) measures the difference.",
                 stacklevel=2,
             )
 

@@ -24,6 +24,7 @@ from composer.core import (
 )
 from composer.export.inference import Transform, export_for_inference
 from composer.functional.checks import check_flags, check_subset
+from composer.loggers.hyperparameters import given_arguments
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import (
     EvalData,
@@ -50,9 +51,8 @@ from composer.trainer.stopping import StopSignals
 from composer.trainer.tools.dry_run import check_dry_run, dry_run_settings, short_evaluators
 from composer.trainer.tools.environment import warn_of_mosaicml
 from composer.trainer.tools.find_lr import LRSearch, find_lr
-from composer.trainer.tools.hyperparameters import given_arguments
-from composer.trainer.tools.memory import summarize
 from composer.trainer.tools.names import missing_attribute, suggests_names
+from composer.trainer.tools.summary import summarize
 
 if TYPE_CHECKING:
     import os
@@ -430,7 +430,7 @@ class Trainer(Assembly):
         """Compute one batch, and return the layers, their shapes and parameters as a table of torchinfo.
 
         No algorithm runs at its events. The model and all generators are left as they were, bit for bit. For the memory
-        of a step see :func:`~composer.trainer.estimate_memory`.
+        of a step see :func:`~composer.diagnostics.estimate_memory`.
 
         Args:
             sample_input: A batch as the model's ``forward`` takes it; the first microbatch to train on if None.

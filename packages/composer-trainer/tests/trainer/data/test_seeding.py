@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, get_worker_info
 
 from composer import Trainer
+from composer.diagnostics import check_exact_resume
 from composer.models import ComposerClassifier
 from composer.trainer.data.order import make_order
-from composer.trainer.testing import check_exact_resume
 from fixtures.draws import Noisy, NoisyBatches, NoisyStream
 
 

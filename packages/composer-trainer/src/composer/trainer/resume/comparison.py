@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from composer.core.checks import bulleted, caller_level
 from composer.distributed import get_data_world_size
+from composer.loggers.hyperparameters import plain_settings
+from composer.loggers.hyperparameters import settings_of as declared_settings
 from composer.trainer.schedules import known_steps
-from composer.trainer.tools.hyperparameters import plain_settings
-from composer.trainer.tools.hyperparameters import settings_of as declared_settings
 
 if TYPE_CHECKING:
     from composer.core import State

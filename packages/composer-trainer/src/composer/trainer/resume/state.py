@@ -40,6 +40,7 @@ from composer.core.saving.randomness import check_rng_state, derive_seed, load_r
 from composer.distributed import broadcast_buffers, get_data_rank, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size
+from composer.loggers.hyperparameters import plain_settings
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
@@ -47,7 +48,6 @@ from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume import contract
 from composer.trainer.resume.comparison import report, settings_of, settings_of_program
 from composer.trainer.schedules import Cooldown  # noqa: TC001  (the type of a field, which read() needs)
-from composer.trainer.tools.hyperparameters import plain_settings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

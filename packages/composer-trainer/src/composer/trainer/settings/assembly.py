@@ -27,13 +27,13 @@ from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import all_gather_object, broadcast_model, initialize_dist
 from composer.distributed.meta import is_on_meta
 from composer.functional.dtensors import is_sharded
+from composer.loggers.hyperparameters import hyperparameters, plain_settings
 from composer.trainer.optimization import default_optimizer, move_state
 from composer.trainer.reproducibility import configure_deterministic_mode
 from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
 from composer.trainer.settings.compute import check_microbatch_size
 from composer.trainer.stopping import agree_on_stop
-from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings
 
 if TYPE_CHECKING:
     from composer.trainer.run import Run

@@ -1,1 +1,1 @@
-"""What a trainer offers beside training: summaries, a search for a learning rate, dry runs and configurations."""
+"""What a trainer offers beside training: summaries, a search for a learning rate, dry runs and names of arguments."""

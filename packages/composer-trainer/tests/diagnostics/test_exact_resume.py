@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from composer.trainer.testing import check_exact_resume
+from composer.diagnostics import check_exact_resume
 from fixtures import small_run
 
 DATA = TensorDataset(torch.rand(20, 4), torch.arange(20) % 3)

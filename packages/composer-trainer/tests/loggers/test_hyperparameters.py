@@ -16,9 +16,9 @@ from composer.algorithms import LabelSmoothing, MixUp
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.core import Callback, Evaluator
 from composer.loggers import FileLogger, InMemoryLogger
+from composer.loggers.hyperparameters import hyperparameters, plain_settings, versions
 from composer.models import ComposerClassifier
 from composer.optim import LinearWithWarmupScheduler
-from composer.trainer.tools.hyperparameters import hyperparameters, plain_settings, versions
 from fixtures import small_run
 
 

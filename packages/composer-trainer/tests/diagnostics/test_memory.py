@@ -1,11 +1,11 @@
-"""The summary of a model, and the memory of a step."""
+"""The memory of a step."""
 
 import pytest
 import torch
 from torch import nn
 
+from composer.diagnostics import estimate_memory
 from composer.models import ComposerClassifier
-from composer.trainer import estimate_memory
 from fixtures import small_run
 
 
@@ -28,35 +28,6 @@ def make_images(**options):
         max_duration="1ep",
         **options,
     )
-
-
-class TestLayers:
-    def test_paths_classes_and_shapes(self):
-        """Each layer has its name, its class, the shape of its output, and its parameters."""
-        summary = small_run().summary()
-
-        layers = [(one.var_name, one.class_name, one.output_size, one.num_params) for one in summary.summary_list]
-        assert layers == [
-            ("ComposerClassifier", "ComposerClassifier", [4, 3], 67),
-            ("module", "Sequential", [4, 3], 67),
-            ("0", "Linear", [4, 8], 40),
-            ("1", "ReLU", [4, 8], 0),
-            ("2", "Linear", [4, 3], 27),
-        ]
-        assert "Linear (2)" in str(summary)
-
-    def test_frozen_parameters(self):
-        """They are counted apart."""
-        trainer = small_run()
-        trainer.state.model.module[0].bias.requires_grad_(False)
-
-        summary = trainer.summary()
-
-        assert (summary.total_params, summary.trainable_params) == (67, 59)
-
-    def test_compiled_model(self):
-        """The layers of a compiled model are shown."""
-        assert "Linear (2)" in str(small_run(compile_config={"backend": "eager"}).summary())
 
 
 class TestMemory:

@@ -13,12 +13,9 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from composer.core import State
-from composer.functional.signatures import unquote_annotations
 
 if TYPE_CHECKING:
     from composer.trainer import Trainer
-
-__all__ = ["check_exact_resume"]
 
 
 def check_exact_resume(
@@ -113,6 +110,3 @@ def _digest(value: Any) -> str:
         else:
             found.update(repr(leaf).encode())
     return found.hexdigest()
-
-
-unquote_annotations(globals())

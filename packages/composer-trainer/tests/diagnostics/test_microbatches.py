@@ -7,8 +7,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, default_collate
 from transformers import BertConfig, BertForMaskedLM, CLIPConfig, CLIPModel, MixtralConfig, MixtralForCausalLM
 
+from composer.diagnostics import check_microbatches
 from composer.models import ComposerClassifier, ComposerModel, HuggingFaceModel
-from composer.trainer import check_microbatches
 from fixtures import make_loader, small_run
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

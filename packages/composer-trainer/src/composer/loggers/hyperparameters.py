@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import inspect
+import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from composer.checkpoint.contents import environment
 from composer.core import Evaluator, LoggerDestination, Serializable, State, Time
 from composer.core.checks import describe
 from composer.core.planning import component_keys
@@ -80,7 +81,7 @@ def hyperparameters(
         "optimizers": {key: _optimizer(one) for key, one in by_key(state.optimizers).items()},
         "schedulers": _named(state.schedulers if schedulers is None else schedulers),
         "versions": versions(),
-        "composer_version": environment(torch.device("cpu"))["composer-trainer"],
+        "composer_version": version("composer-trainer"),
         "num_nodes": get_world_size() // get_local_world_size(),
         "num_gpus_per_node": get_local_world_size(),
         **{f"enabled_algorithms/{type(algorithm).__name__}": True for algorithm in state.algorithms},
@@ -128,12 +129,11 @@ def versions() -> dict[str, str | None]:
         >>> versions()["torch"] == torch.__version__
         True
     """
-    software = environment(torch.device("cpu"))
     cudnn: Any = torch.backends.cudnn.version() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
     return {
-        "composer": software["composer-trainer"],
-        "torch": software["torch"],
-        "python": software["python"],
+        "composer": version("composer-trainer"),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
         "cuda": torch.version.cuda,
         "cudnn": None if cudnn is None else str(cudnn),
     }
