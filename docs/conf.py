@@ -11,6 +11,7 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS / "_site"))
 
 import public_names
+import search_pages
 import type_hints
 
 type_hints.complete()
@@ -67,6 +68,7 @@ nitpick_ignore_regex = [
     ("py:class", r"composer\.(.+\.)?(_\w+|T|Batch|Sample|Target|Counts|Entry|ObservableList|DetectionModel|Settings)"),
     ("py:class", r"composer\.(.+\.)?Images"),
     ("py:class", r"composer\.(.+\.)?(Assembly|Clock|Difference|Evaluated|Folder|GatheringLogger|HostAlgorithms)"),
+    ("py:class", r"composer\.(.+\.)?(LocalFolder|RemoteFolder|SavedRun)"),
     ("py:class", r"composer\.(.+\.)?(CountExchange|PhaseMetricsModel|Record|Recording|Result|Row)"),
     ("py:obj", r"composer\.core\.time\.Value"),
     ("py:class", r"Box|BoxFormat|(composer\.trainer\.tools\.summary\.)?Layer|Number|ParallelStyle|Target|TokenCount"),
@@ -81,7 +83,6 @@ html_favicon = "_site/static/icon.svg"
 html_show_sourcelink = False
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
-html_search_scorer = str(DOCS / "_site" / "scorer.js")
 html_theme_options = {
     "show_prev_next": False,
     "navigation_with_keys": False,
@@ -171,3 +172,4 @@ def setup(app):
     app.connect("autodoc-process-docstring", process_docstring, priority=400)
     app.connect("autodoc-process-bases", keep_public_bases)
     app.connect("autodoc-skip-member", skip_member)
+    app.connect("build-finished", search_pages.write)
