@@ -161,14 +161,6 @@ class TestDegreeOfOne:
         meshes = {getattr(one, "device_mesh", None) for one in state.model.parameters()}
         assert [mesh.mesh_dim_names for mesh in meshes if mesh] == ([("shard",)] if fsdp else [])
 
-    @pytest.mark.parametrize("fsdp", [{}, {"fsdp": {}}])
-    def test_unknown_layer_raises(self, fsdp):
-        """The plan's names are checked nevertheless."""
-        parallel = cd.Parallelism({"mesh": {"tp": 1}, "tp": {"plan": {"layers.*": "colwise"}}, **fsdp})
-
-        with pytest.raises(ValueError, match=r"'layers.\*', and no module of the model has such a name"):
-            parallel.prepare(State(Network()))
-
 
 @pytest.mark.usefixtures("four_unconnected")
 class TestUnconnected:
@@ -188,3 +180,10 @@ class TestUnconnected:
 
         with pytest.raises(ValueError, match=r"'layers.\*', and no module of the model has such a name. Its modules"):
             cd.mesh.split_layers(Network(), None, settings)
+
+    def test_unknown_style_raises(self):
+        """The error names the styles."""
+        settings = cd.TensorParallelSettings(plan={"*": "col"})
+
+        with pytest.raises(ValueError, match="must be 'colwise' or 'rowwise' or a ParallelStyle of torch, got 'col'"):
+            cd.mesh.layer_styles(Network(), settings)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
 import torch
+from attrs.validators import instance_of
 from torch import nn
 
 from composer.core.checks import whole_number_from
@@ -105,28 +106,6 @@ def _new_mesh(world: object, device: str, sizes: tuple[int, ...], names: tuple[s
     return init_device_mesh(device, sizes, mesh_dim_names=names)
 
 
-def _check_plan(_: object, __: object, plan: Any) -> None:
-    if not isinstance(plan, Mapping) or not plan:
-        raise TypeError(
-            "parallelism_config['tp']['plan'] must be a dictionary from names of layers to 'colwise', 'rowwise' or a "
-            f"ParallelStyle of torch, got {plan!r}."
-        )
-    for name, style in plan.items():
-        if not _is_style(style):
-            raise ValueError(
-                f"parallelism_config['tp']['plan'][{name!r}] must be {' or '.join(map(repr, _STYLES))} or a "
-                f"ParallelStyle of torch, got {style!r}."
-            )
-
-
-def _is_style(style: Any) -> bool:
-    if isinstance(style, str):
-        return style in _STYLES
-    from torch.distributed.tensor.parallel import ParallelStyle  # noqa: PLC0415
-
-    return isinstance(style, ParallelStyle)
-
-
 @attrs.frozen(kw_only=True)
 class TensorParallelSettings(Settings):
     """Settings of tensor parallelism; the keys of ``parallelism_config["tp"]``.
@@ -136,8 +115,8 @@ class TensorParallelSettings(Settings):
             ``"colwise"`` by outputs, ``"rowwise"`` by inputs, or a style of ``torch.distributed.tensor.parallel``.
 
     Raises:
-        TypeError: The plan is no dictionary, or empty.
-        ValueError: A style or a setting does not exist.
+        TypeError: The plan is no dictionary.
+        ValueError: A setting does not exist.
 
     Example:
         >>> TensorParallelSettings.from_config({"plan": {"blocks.*.in": "colwise", "blocks.*.out": "rowwise"}}).plan
@@ -146,7 +125,7 @@ class TensorParallelSettings(Settings):
 
     section: ClassVar[str] = "tp"
 
-    plan: Mapping[str, ParallelStyle | str] = attrs.field(validator=_check_plan)
+    plan: Mapping[str, ParallelStyle | str] = attrs.field(validator=instance_of(Mapping))  # type: ignore[type-abstract]
 
 
 def split_layers(model: nn.Module, mesh: DeviceMesh, settings: TensorParallelSettings) -> None:
@@ -166,12 +145,11 @@ def layer_styles(model: nn.Module, settings: TensorParallelSettings) -> dict[str
     """Return the styles of torch by which the layers that a plan names are split.
 
     Raises:
-        ValueError: A name of the plan is that of no module, or of one that is neither a Linear nor an Embedding.
+        ValueError: A name of the plan is that of no module, or a style does not exist.
     """
     from torch.distributed.tensor import parallel  # noqa: PLC0415
 
-    modules = {name: module for name, module in model.named_modules() if name}
-    names = [*modules]
+    names = [name for name, _ in model.named_modules() if name]
     plan: dict[str, ParallelStyle] = {}
     for pattern, style in settings.plan.items():
         chosen = fnmatch.filter(names, pattern)
@@ -180,11 +158,10 @@ def layer_styles(model: nn.Module, settings: TensorParallelSettings) -> dict[str
                 f"parallelism_config['tp']['plan'] contains {pattern!r}, and no module of the model has such a name. "
                 f"Its modules are {', '.join(names[:8])}{', …' if len(names) > 8 else ''}."
             )
-        others = [name for name in chosen if not isinstance(modules[name], (nn.Linear, nn.Embedding))]
-        if isinstance(style, str) and others:
+        if isinstance(style, str) and style not in _STYLES:
             raise ValueError(
-                f"parallelism_config['tp']['plan'][{pattern!r}]={style!r} splits layers of the classes Linear and "
-                f"Embedding, and {others[0]!r} is a {type(modules[others[0]]).__name__}. Name the layers to split."
+                f"parallelism_config['tp']['plan'][{pattern!r}] must be {' or '.join(map(repr, _STYLES))} or a "
+                f"ParallelStyle of torch, got {style!r}."
             )
         plan |= {name: getattr(parallel, _STYLES[style])() if isinstance(style, str) else style for name in chosen}
     return plan
