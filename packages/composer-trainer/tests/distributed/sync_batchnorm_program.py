@@ -59,7 +59,8 @@ def main(folder, kind):
     batches = torch.randn(STEPS, SAMPLES, 3, 4, 4, generator=draw, dtype=torch.float64).to(device)
     model = make_model(device)
     alone = copy.deepcopy(model)
-    config = {"sync_batchnorm": True} | ({"fsdp": {}} if kind == "fsdp" else {})
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    config = {"fsdp": {}} if kind == "fsdp" else {}
     own = [batch[rank::2] for batch in batches]
     found = train(model, distributed.Parallelism(config), own)
     layers = [type(layer).__name__ for layer in model if "BatchNorm" in type(layer).__name__]

@@ -17,7 +17,6 @@ class TestSettings:
             ({"tp": {"degree": 2}}, ValueError, r"parallelism_config\['tp'\] takes plan, got 'degree'"),
             ({"fsdp": {}, "ddp": {}}, ValueError, "must be None, .* got 'fsdp', 'ddp'"),
             ({"zero": {}}, ValueError, "must be None, .* got 'zero'"),
-            ({"sync_batchnorm": "no"}, TypeError, r"parallelism_config\['sync_batchnorm'\] must be True or False"),
             ({"fsdp": True}, TypeError, r"parallelism_config\['fsdp'\] must be a dictionary, got bool"),
             ("fsdp", TypeError, "parallelism_config must be None or a dictionary, got str"),
             ({"ddp": {"buckets": 3}}, ValueError, r"\['ddp'\] takes find_unused_parameters, .* got 'buckets'"),
@@ -46,10 +45,10 @@ class TestSettings:
     def test_automatic_microbatches_raise(self, monkeypatch):
         """Trials in one process alone would wait for the others, or leave a sharded model in the middle of a step."""
         with pytest.raises(ValueError, match="tensor parallelism, SyncBatchNorm, and FSDP2 of"):
-            cd.Parallelism({"sync_batchnorm": True}).config.check_microbatch_size("auto")
+            cd.Parallelism().config.check_microbatch_size("auto", nn.Sequential(nn.SyncBatchNorm(4)))
         monkeypatch.delattr(FSDPModule, "reset_iter_state", raising=False)
         with pytest.raises(ValueError, match=r"FSDP2 of a torch without FSDPModule.reset_iter_state"):
-            cd.Parallelism({"fsdp": {}}).config.check_microbatch_size("auto")
+            cd.Parallelism({"fsdp": {}}).config.check_microbatch_size("auto", nn.Linear(2, 2))
 
 
 @pytest.mark.usefixtures("four_unconnected")
@@ -64,9 +63,6 @@ class TestMesh:
             ({"mesh": {"tensor": 4}}, ValueError, r"\['mesh'\] takes replicate, shard, tp, got 'tensor'"),
             ({"mesh": {"tp": 4}}, ValueError, "has tp=4, but no plan of the layers to split"),
             ({"tp": {"plan": PLAN}}, ValueError, "requires the number of processes that share a layer"),
-            ({"mesh": {"tp": 4}, "tp": {"plan": {}}}, TypeError, "must be a dictionary from names of layers"),
-            ({"mesh": {"tp": 4}, "tp": {"plan": {"a": "col"}}}, ValueError, "must be 'colwise' or 'rowwise'"),
-            ({"mesh": {"tp": 4}, "tp": {"plan": {"a": None}}}, ValueError, "or a ParallelStyle of torch, got None"),
             ({"mesh": {"shard": 4}, "ddp": {"bucket_cap_mb": 1}}, ValueError, "requires FSDP2: remove 'ddp'"),
         ],
     )

@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from composer import Trainer
 from composer import distributed as cd
 from composer.algorithms import StochasticDepth
 from composer.core import State
 from composer.distributed import parallelism
-from composer.models import ComposerClassifier
 
 
 class TestTwoProcesses:
@@ -140,32 +138,6 @@ def test_different_layers_in_each_process_raise(monkeypatch):
 
 
 class TestSyncBatchNorm:
-    def test_layers_are_converted(self):
-        """They keep their parameters and buffers, which optimizers and checkpoints refer to; later calls do nothing."""
-        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4)))
-        before = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-        converted = parallelism._with_sync_batchnorm(model)
-
-        after = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        layers = [model[1], model[2][1]]
-        assert converted is model
-        assert [type(layer) for layer in layers] == [nn.SyncBatchNorm] * 2
-        assert after.keys() == before.keys()
-        assert all(after[name] is tensor for name, tensor in before.items())
-        assert parallelism._with_sync_batchnorm(model)[1] is layers[0]
-
-    def test_cpu_raises(self, monkeypatch):
-        """Several processes on a CPU raise an error in the constructor of the Trainer."""
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setenv("RANK", "0")
-        model = ComposerClassifier(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)), num_classes=2)
-
-        with pytest.raises(
-            ValueError, match=r"\['sync_batchnorm'\] requires GPUs, as .* remove it, or train with device="
-        ):
-            Trainer(model=model, device="cpu", parallelism_config={"sync_batchnorm": True}, progress_bar=False)
-
     @pytest.mark.gpu
     @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
     def test_weights_equal_one_process(self, start_sync_batchnorm, kind):

@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
 from attrs.validators import instance_of
+from torch.nn import SyncBatchNorm
 
 from composer.core.checks import integer
-from composer.distributed.environment import get_world_size
 from composer.distributed.mesh import MeshSettings, Settings, TensorParallelSettings
 from composer.distributed.meta import is_on_meta
 from composer.distributed.sharding import FSDPSettings
-from composer.functional.checks import check_flags
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
+
+
+def has_sync_batchnorm(model: nn.Module) -> bool:
+    """Return whether a model has layers that compute in all processes together."""
+    return any(isinstance(layer, SyncBatchNorm) for layer in model.modules())
 
 
 class DDPSyncStrategy(enum.StrEnum):
@@ -79,7 +82,6 @@ class ParallelismConfig:
         fsdp: Settings of FSDP2, which shards the model; None does not.
         tp: Settings of tensor parallelism, which splits layers; None does not.
         mesh: The numbers of processes that share samples and layers; None has all of them share samples.
-        sync_batchnorm: Whether BatchNorm normalizes by the samples of all processes.
         strategy: When gradients are reduced.
     """
 
@@ -87,7 +89,6 @@ class ParallelismConfig:
     fsdp: FSDPSettings | None = None
     tp: TensorParallelSettings | None = None
     mesh: MeshSettings | None = None
-    sync_batchnorm: bool = False
     strategy: DDPSyncStrategy = DDPSyncStrategy.SINGLE_AUTO_SYNC
 
     @classmethod
@@ -112,7 +113,6 @@ class ParallelismConfig:
             settings["fsdp"] = _checked_mesh(settings["mesh"], settings)
         return cls(
             **{"ddp": DDPSettings()} | settings,
-            sync_batchnorm=sections.get("sync_batchnorm", False),
             strategy=_checked_strategy(strategy),
         )
 
@@ -138,19 +138,7 @@ class ParallelismConfig:
                 "parallelism_config={'fsdp': {}}: then each process allocates and initializes only its part."
             )
 
-    def check_device(self, device: torch.device) -> None:
-        """Check a device: ``"sync_batchnorm"`` requires GPUs.
-
-        Raises:
-            ValueError: The device is a CPU, and there are several processes.
-        """
-        if self.sync_batchnorm and device.type == "cpu" and get_world_size() > 1:
-            raise ValueError(
-                "parallelism_config['sync_batchnorm'] requires GPUs, as torch.nn.SyncBatchNorm does not run on a CPU: "
-                "remove it, or train with device='gpu'."
-            )
-
-    def check_microbatch_size(self, size: int | str | None) -> None:
+    def check_microbatch_size(self, size: int | str | None, model: nn.Module) -> None:
         """Raise an error for a microbatch size that several processes cannot determine.
 
         Raises:
@@ -162,11 +150,11 @@ class ParallelismConfig:
         from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415  (slow to import)
 
         is_stuck = self.fsdp is not None and "reset_iter_state" not in vars(FSDPModule)
-        if is_stuck or self.layer_size > 1 or self.sync_batchnorm:
+        if is_stuck or self.layer_size > 1 or has_sync_batchnorm(model):
             raise ValueError(
                 "device_train_microbatch_size='auto' requires trials in each process alone, which tensor parallelism, "
                 "SyncBatchNorm, and FSDP2 of a torch without FSDPModule.reset_iter_state() do not support: set a "
-                "number, or remove 'tp', 'sync_batchnorm' or, with such a torch, 'fsdp' from parallelism_config."
+                "number, or remove 'tp' or, with such a torch, 'fsdp' from parallelism_config."
             )
 
 
@@ -176,15 +164,13 @@ def _checked_sections(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if not isinstance(config, Mapping):
         raise TypeError(f"parallelism_config must be None or a dictionary, got {type(config).__name__}.")
     given = {name: settings for name, settings in config.items() if settings is not None}
-    if set(given) - {"fsdp", "ddp", "mesh", "tp", "sync_batchnorm"} or {"fsdp", "ddp"} <= set(given):
+    if set(given) - {"fsdp", "ddp", "mesh", "tp"} or {"fsdp", "ddp"} <= set(given):
         raise ValueError(
             "parallelism_config must be None, {'ddp': {...}}, {'fsdp': {...}} or {'mesh': {...}} with 'fsdp' and 'tp', "
-            f"and may contain 'sync_batchnorm', got {', '.join(repr(name) for name in given)}."
+            f"got {', '.join(repr(name) for name in given)}."
         )
     for name, settings in given.items():
-        if name == "sync_batchnorm":
-            check_flags(**{f"parallelism_config[{name!r}]": settings})
-        elif not isinstance(settings, Mapping):
+        if not isinstance(settings, Mapping):
             raise TypeError(f"parallelism_config[{name!r}] must be a dictionary, got {type(settings).__name__}.")
     return given
 

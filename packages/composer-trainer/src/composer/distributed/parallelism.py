@@ -14,7 +14,6 @@ the methods in the order that the class states; in the Trainer, ``trainer/gradie
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +21,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core import NoEffectWarning, State
+from composer.core import State
 from composer.distributed.collectives import broadcast_model
-from composer.distributed.config import DDPSyncStrategy, ParallelismConfig
+from composer.distributed.config import DDPSyncStrategy, ParallelismConfig, has_sync_batchnorm
 from composer.distributed.environment import (
-    data_group,
     get_data_world_size,
     get_world_size,
     is_connected,
@@ -34,7 +32,6 @@ from composer.distributed.environment import (
     set_tensor_parallel_size,
 )
 from composer.distributed.global_batch import BatchShare, BatchWeights, CountExchange
-from composer.distributed.mesh import layer_styles
 from composer.distributed.meta import initialize, is_on_meta
 from composer.distributed.process_group import initialize_alone
 from composer.distributed.sharding import shard, sharded_alone
@@ -42,8 +39,6 @@ from composer.functional.dtensors import is_sharded, local_parts
 
 if TYPE_CHECKING:
     from composer.core.step import Microbatch
-
-_BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Parallelism:
@@ -62,9 +57,7 @@ class Parallelism:
         parallelism_config: ``None`` or ``{"ddp": {...}}`` for DDP, see :class:`DDPSettings`; ``{"fsdp": {...}}`` for
             FSDP2, see :class:`~composer.distributed.sharding.FSDPSettings`; ``{"mesh": {...}}``, with ``"fsdp"`` and
             ``"tp"`` as needed, for several kinds of parallelism, see :class:`~composer.distributed.mesh.MeshSettings`
-            and :class:`~composer.distributed.mesh.TensorParallelSettings`. With each of them,
-            ``"sync_batchnorm": True`` lets BatchNorm normalize by the samples of all processes: :meth:`prepare`
-            converts its layers to ``torch.nn.SyncBatchNorm``, which requires GPUs. One process converts nothing.
+            and :class:`~composer.distributed.mesh.TensorParallelSettings`.
         ddp_sync_strategy: When gradients are reduced.
 
     Attributes:
@@ -123,8 +116,8 @@ class Parallelism:
                 optimizers are changed in place**.
 
         Raises:
-            ValueError: The processes' models differ in their parameters, layers of BatchNorm cannot be converted, or an
-                algorithm with FSDP2 uses different layers in each process.
+            ValueError: The processes' models differ in their parameters, or an algorithm with FSDP2 uses different
+                layers in each process.
             RuntimeError: There are several processes that are not connected.
         """
         self.activate()
@@ -136,13 +129,8 @@ class Parallelism:
         if not self.is_connected and is_connected():
             self.is_connected = True
             self._exchange = CountExchange(get_world_size(), config.layer_size)
-        if config.sync_batchnorm and self.is_connected:
-            config.check_device(state.device)
-            state.model = model = _with_sync_batchnorm(model)
         # The hooks of the last wrapper are removed with it, before those of a new one are added.
         self.forward, self._reducing, self._reduces = model, None, None
-        if config.tp is not None and config.layer_size == 1:
-            layer_styles(model, config.tp)  # checks the names, as with a degree above 1
         if not is_sharded(model):
             if config.splits_model:
                 self._shard(state)
@@ -152,7 +140,8 @@ class Parallelism:
         is_ddp = isinstance(self.forward, nn.parallel.DistributedDataParallel)
         if is_ddp or callable(getattr(self.forward, "set_requires_gradient_sync", None)):
             self._reducing = self.forward
-        runs_together = config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC or config.sync_batchnorm or is_sharded(model)
+        reduces_each = config.strategy is DDPSyncStrategy.MULTI_AUTO_SYNC
+        runs_together = reduces_each or has_sync_batchnorm(model) or is_sharded(model)
         self._needs_equal_number = self.is_connected and runs_together
         # Of the model as it is now, as sharding replaces its parameters.
         self._model = model
@@ -303,27 +292,6 @@ class Parallelism:
         )
         # The model has been broadcast, and without device_ids DDP does not move the batch, which is on the device.
         self.forward = nn.parallel.DistributedDataParallel(state.model, init_sync=False, **settings)
-
-
-def _with_sync_batchnorm(model: nn.Module) -> nn.Module:
-    """Convert a model's layers of BatchNorm in place to layers that compute their statistics in all processes."""
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, _BATCHNORM)}
-    for name, layer in layers.items():
-        if type(layer) not in _BATCHNORM:
-            raise ValueError(
-                f"parallelism_config['sync_batchnorm'] would replace {name!r}, a {type(layer).__name__}, by a "
-                f"SyncBatchNorm without what {type(layer).__name__} adds: remove the one or the other."
-            )
-    if not layers:
-        warnings.warn(
-            "parallelism_config['sync_batchnorm'] has no effect: the model has no layer of BatchNorm. Remove it.",
-            NoEffectWarning,
-            stacklevel=3,
-        )
-    if all(isinstance(layer, nn.SyncBatchNorm) for layer in layers.values()):
-        return model
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, data_group())  # type: ignore[no-untyped-call]
-    return converted
 
 
 class _EndOfTrial(Exception):  # noqa: N818  (no error)

@@ -140,8 +140,8 @@ class Trainer(Assembly):
         seed: Seeds all global generators; random if None. For equal weights, seed before creating the model.
         deterministic_mode: Whether to allow only deterministic algorithms of torch.
         parallelism_config: How the model is run in several processes: None or ``{"ddp": {...}}`` puts a copy into each,
-            ``{"fsdp": {...}}`` shards it, ``{"mesh": {...}}`` also with tensor parallelism; ``"sync_batchnorm": True``
-            normalizes by the samples of all processes; see :class:`composer.distributed.Parallelism`.
+            ``{"fsdp": {...}}`` shards it, ``{"mesh": {...}}`` also with tensor parallelism; see
+            :class:`composer.distributed.Parallelism`.
         dist_timeout: Seconds that a process waits for the others before it raises an error.
         ddp_sync_strategy: When gradients are summed; see :class:`composer.distributed.DDPSyncStrategy`.
         profiler: A callback that records where time is spent, a :class:`composer.profiler.Profiler`.

@@ -80,7 +80,6 @@ class Assembly:
         self.state.optimizers = optimizers
         for optimizer in optimizers:
             move_state(optimizer)
-        self._check_microbatch_size(compute.microbatch_size)
         self._set_microbatch_size(compute.microbatch_size)
         self.state.algorithms = as_list(components.algorithms)
         self.state.callbacks = [*as_list(components.callbacks), *as_list(components.profiler), *savers]
@@ -243,7 +242,7 @@ class Assembly:
 
     def _check_microbatch_size(self, size: int | str | None) -> None:
         check_microbatch_size("device_train_microbatch_size", size)
-        self._parallel.config.check_microbatch_size(size)
+        self._parallel.config.check_microbatch_size(size, self.state.model)
 
     def _set_microbatch_size(self, size: int | str | None) -> None:
         self.state.auto_microbatching = size == "auto"

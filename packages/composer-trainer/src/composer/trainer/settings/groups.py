@@ -198,9 +198,8 @@ class Settings:
         if savers or self.loading.is_given() or any(isinstance(one, CheckpointSaver) for one in callbacks):
             reject_fsdp1(model)
         self.loading.check(self.saving.save_folder, has_name=self.identity.found_name is not None)
-        parallel.config.check_microbatch_size(self.compute.microbatch_size)
+        parallel.config.check_microbatch_size(self.compute.microbatch_size, model)
         parallel.config.check_has_data(model)
-        parallel.config.check_device(self.compute.device)
         displays = self.console.make_displays()
         if self.components.optimizers is not None:
             check_optimizers(model, optimizers)
