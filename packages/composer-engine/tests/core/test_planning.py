@@ -114,7 +114,6 @@ class TestReasons:
         plan = explain(algorithms, algorithm_passes=[run_last])
 
         assert entries(plan, Event.BATCH_END) == [("B", ""), ("C", "as listed"), ("A", "ordered by run_last")]
-        assert plan.entries[Event.BATCH_END][-1].placed_by == "run_last"
 
     def test_pass_against_the_stages(self, make):
         """Where a pass overrules the stages, the stage is not given as the reason."""
@@ -166,13 +165,6 @@ class TestReasons:
             ("M", ""),
             ("W", "reversed: weights after no stage"),
         ]
-
-    def test_removed_entries(self, make):
-        """Entries that a pass removes are listed."""
-        plan = explain([make.algorithm("A", {Event.FIT_END: Stage.WEIGHTS})], algorithm_passes=[lambda *_: []])
-
-        assert plan.entries == {}
-        assert [(one.name, one.event, one.by) for one in plan.left_out] == [("A", Event.FIT_END, "<lambda>")]
 
 
 class TestChecks:
@@ -236,7 +228,6 @@ class TestData:
                         "name": "A",
                         "kind": "algorithm",
                         "stage": "weights",
-                        "placed_by": "",
                         "asked_each_time": False,
                         "why": "",
                         "every": None,
@@ -247,7 +238,6 @@ class TestData:
                         "name": "C",
                         "kind": "callback",
                         "stage": None,
-                        "placed_by": "",
                         "asked_each_time": False,
                         "why": "after algorithms",
                         "every": "10ba",
@@ -256,7 +246,6 @@ class TestData:
                     },
                 ]
             },
-            "left_out": [],
             "warnings": list(plan.warnings),
         }
 

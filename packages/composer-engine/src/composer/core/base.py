@@ -400,7 +400,7 @@ def run_surgery(state: State, logger: Logger, passes: Sequence[AlgorithmPass]) -
         ownership.begin()
         # Algorithms without declared events are called at each event, and decide by ``match``.
         listed = [one for one in state.algorithms if event in (runs_at := one.runs_at_events()) or not runs_at]
-        for algorithm in apply_passes(listed, event, passes).algorithms:
+        for algorithm in apply_passes(listed, event, passes)[0]:
             key = state.component_key(algorithm)
             if algorithm.match(event, state):
                 call_with_own_draws(state, key, event, partial(algorithm.apply, event, state, logger))

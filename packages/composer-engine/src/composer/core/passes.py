@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
 from typing import Any, TypeAlias, TypeVar
-
-import attrs
 
 from composer.core.event import CLOSING_EVENTS, MODEL_EVENTS, Event, Stage
 
@@ -135,48 +132,20 @@ def check_pass(algorithm_pass: object) -> None:
         raise TypeError(f"algorithm_pass must be a function (algorithms, event) -> algorithms, got {algorithm_pass!r}.")
 
 
-@attrs.frozen
-class Ordered:
-    """The algorithms of an event after all passes.
-
-    Args:
-        algorithms: In the order in which they run.
-        placed_by: For each of them the user's pass that put it behind the one above it, or "".
-        left_out: The algorithms that passes did not return, with the name of the pass.
-    """
-
-    algorithms: tuple[Any, ...]
-    placed_by: tuple[str, ...]
-    left_out: tuple[tuple[Any, str], ...]
-
-
-def apply_passes(algorithms: Algorithms, event: Event, passes: Sequence[AlgorithmPass]) -> Ordered:
-    """Return the algorithms of an event in the order of the passes.
+def apply_passes(algorithms: Algorithms, event: Event, passes: Sequence[AlgorithmPass]) -> tuple[list[Any], list[str]]:
+    """Return the algorithms of an event in the order of the passes, and the names of the user's that changed it.
 
     Raises:
         TypeError: A pass returns no list or tuple.
-        ValueError: A pass returns an algorithm that was not passed to it, or one algorithm twice.
+        ValueError: A pass returns other algorithms than it was given.
     """
-    order, rules = list(algorithms), default_passes()
-    left_out: list[tuple[Any, str]] = []
-    # The pass that put the second of a pair behind the first; "" for the default passes.
-    reasons: dict[tuple[int, int], str] = {}
-    for each_pass in passes:
-        if not order:
-            break
+    order, changed_by = list(algorithms), list[str]()
+    for each_pass in passes if order else ():
         name = getattr(each_pass, "__name__", None) or repr(each_pass)
         before, order = order, _checked(each_pass(list(order), event), order, event, name)
-        left_out += [(algorithm, name) for algorithm in before if not _contains(order, algorithm)]
-        places = {id(algorithm): place for place, algorithm in enumerate(before)}
-        for pair in combinations(map(id, order), 2):
-            if places[pair[0]] > places[pair[1]]:
-                reasons[pair] = "" if each_pass in rules else name
-    placed_by = (reasons.get((id(above), id(one)), "") for above, one in zip([None, *order], order, strict=False))
-    return Ordered(tuple(order), tuple(placed_by), tuple(left_out))
-
-
-def _contains(algorithms: Algorithms, algorithm: object) -> bool:
-    return any(algorithm is one for one in algorithms)
+        if each_pass not in default_passes() and [*map(id, before)] != [*map(id, order)]:
+            changed_by.append(name)
+    return order, changed_by
 
 
 def _checked(returned: object, given: Algorithms, event: Event, name: str) -> list[Any]:
@@ -185,12 +154,9 @@ def _checked(returned: object, given: Algorithms, event: Event, name: str) -> li
         raise TypeError(
             f"The pass {name} returned {what} at {event.value!r}; it must return the algorithms, as a list or tuple."
         )
-    unused = {id(algorithm) for algorithm in given}
-    for algorithm in returned:
-        if id(algorithm) not in unused:
-            raise ValueError(
-                f"The pass {name} returned {algorithm!r} at {event.value!r}, which it was not given (or not twice); "
-                "a pass may change the order and leave algorithms out."
-            )
-        unused.remove(id(algorithm))
+    if sorted(map(id, returned)) != sorted(map(id, given)):
+        raise ValueError(
+            f"The pass {name} returned other algorithms at {event.value!r} than it was given, {list(returned)}; "
+            "it may only change their order."
+        )
     return list(returned)

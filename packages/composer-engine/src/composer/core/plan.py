@@ -122,7 +122,6 @@ class Entry:
         key: Its name in the run: the class, or a subscribed function's name, numbered from the second of a name on.
         kind: ``"algorithm"``, ``"callback"``, ``"subscription"`` or ``"logger"``.
         stage: The stage of an algorithm there; None if it declares none.
-        placed_by: The user's pass that put it behind the one above it, or "".
         asked: Whether it overrides ``match``, which is then called each time.
         why: The reason for its place, in a few words; empty if there is none.
         every: How often it is called there; None is each time.
@@ -135,7 +134,6 @@ class Entry:
     kind: str
     call: Callable[..., object] = attrs.field(repr=False, eq=False)
     stage: Stage | None = None
-    placed_by: str = ""
     asked: bool = False
     why: str = ""
     every: Time | None = None
@@ -155,7 +153,6 @@ class Entry:
             "name": self.key,
             "kind": self.kind,
             "stage": None if self.stage is None else self.what,
-            "placed_by": self.placed_by,
             "asked_each_time": self.asked,
             "why": self.why,
             "every": None if self.every is None else str(self.every),
@@ -186,21 +183,6 @@ class Declaration:
 
 
 @attrs.frozen
-class LeftOut:
-    """An algorithm that a pass removed from an event.
-
-    Args:
-        name: The algorithm's name in the run.
-        event: The event.
-        by: The name of the pass.
-    """
-
-    name: str
-    event: Event
-    by: str
-
-
-@attrs.frozen
 class Plan:
     """What runs at which event, from first to last.
 
@@ -210,7 +192,6 @@ class Plan:
     Args:
         entries: The calls of each event at which anything runs.
         algorithms: The declarations of the algorithms, in the order of the list.
-        left_out: The algorithms that passes removed from events.
         warnings: The warnings of the passes, and those about algorithms that run nowhere.
         acted: What each algorithm did since the training began, by name: a number, and its unit.
         verbose: Whether the table and the SVG show the events of callbacks and loggers; else only their names.
@@ -222,7 +203,6 @@ class Plan:
 
     entries: Mapping[Event, tuple[Entry, ...]]
     algorithms: tuple[Declaration, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
     acted: Mapping[str, tuple[int, str]] = attrs.field(factory=dict, kw_only=True)
     verbose: bool = False
@@ -252,12 +232,11 @@ class Plan:
         """Return the plan as plain data.
 
         Returns:
-            A dictionary with the keys ``algorithms``, ``events``, ``left_out``, ``warnings`` and, if known, ``acted``.
+            A dictionary with the keys ``algorithms``, ``events``, ``warnings`` and, if known, ``acted``.
         """
         return {
             "algorithms": [attrs.asdict(one) for one in self.algorithms],
             "events": {event.value: [entry.to_dict() for entry in entries] for event, entries in self.entries.items()},
-            "left_out": [{"name": one.name, "event": one.event.value, "by": one.by} for one in self.left_out],
             "warnings": list(self.warnings),
             **({"acted": {name: list(acts) for name, acts in self.acted.items()}} if self.acted else {}),
         }
@@ -288,7 +267,7 @@ def _text_lines(plan: Plan) -> Iterator[str]:
         yield from chain.from_iterable(_declared(declaration, name_width) for declaration in plan.algorithms)
         yield ""
     shown = list(chain.from_iterable(map(plan.shown_at, plan.entries)))
-    if shown or plan.left_out:
+    if shown:
         yield "PLAN, from the first event to the last, and at each event from top to bottom"
         yield from _table(plan)
     if folded := plan.folded():
@@ -338,8 +317,7 @@ def _by_phase(plan: Plan) -> Iterator[tuple[str, int, list[tuple[Event, list[Ent
 
 def _table(plan: Plan) -> Iterator[str]:
     phases = {
-        phase: [row for event, entries in shown for row in _rows(plan, event, entries)]
-        for phase, _, shown in _by_phase(plan)
+        phase: [row for event, entries in shown for row in _rows(event, entries)] for phase, _, shown in _by_phase(plan)
     }
     phases["at every event"] = [
         ("", one.key, one.what, "if match(); see below" if one.kind == "algorithm" else "own run_event")
@@ -354,9 +332,8 @@ def _table(plan: Plan) -> Iterator[str]:
             yield from chain.from_iterable(_lines(row, widths) for row in shown)
 
 
-def _rows(plan: Plan, event: Event, entries: Sequence[Entry]) -> list[Row]:
+def _rows(event: Event, entries: Sequence[Entry]) -> list[Row]:
     rows = [(entry.key, entry.what, _reason(entry)) for entry in entries]
-    rows += [(f"({one.name})", "", f"left out by {one.by}") for one in plan.left_out if one.event is event]
     return [("" if place else event.value, *row) for place, row in enumerate(rows)]
 
 

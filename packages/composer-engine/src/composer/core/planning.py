@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,7 +15,7 @@ from composer.core.declarations import ALWAYS_SERVED, OPTIONAL_EVENTS, ServedFie
 from composer.core.event import CLOSING_EVENTS, Event, Stage
 from composer.core.logger import LoggerDestination
 from composer.core.passes import apply_passes, default_passes, stage_of
-from composer.core.plan import Declaration, Entry, LeftOut, Plan, Subscription
+from composer.core.plan import Declaration, Entry, Plan, Subscription
 from composer.core.saving.components import numbered
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def explain(
 
     Example:
         >>> explain([]).to_dict()
-        {'algorithms': [], 'events': {}, 'left_out': [], 'warnings': []}
+        {'algorithms': [], 'events': {}, 'warnings': []}
     """
     plan = build_plan(
         [algorithms] if isinstance(algorithms, Algorithm) else algorithms,
@@ -73,7 +73,7 @@ def build_plan(
         AlgorithmConflictError: Two of the algorithms cannot work together.
         TypeError: A declaration of an algorithm or the intervals of a callback are of the wrong type, or a pass returns
             nothing.
-        ValueError: One object is given twice, a pass returns what was not passed to it, an interval is never due, or an
+        ValueError: One object is given twice, a pass returns other algorithms, an interval is never due, or an
             algorithm needs more than the host ``serves``.
     """
     passes = default_passes() if passes is None else passes
@@ -92,17 +92,17 @@ def build_plan(
     destinations = [*(one for one in callbacks if isinstance(one, LoggerDestination)), *destinations]
     callbacks = [one for one in callbacks if not isinstance(one, LoggerDestination)]
     plan: dict[Event, tuple[Entry, ...]] = {}
-    left_out: list[LeftOut] = []
     # Passes run once for each event. Their warnings become a part of the plan, each of them once.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", ResourceWarning)  # of what the garbage collector finds in the meantime
         for event in Event:
-            ordered = apply_passes([one for one in algorithms if _runs_at(one, event)], event, passes)
-            called = [
-                _algorithm_entry(algorithm, event, placed_by, keys)
-                for algorithm, placed_by in zip(ordered.algorithms, ordered.placed_by, strict=True)
-            ]
+            own = [one for one in algorithms if _runs_at(one, event)]
+            ordered, changed_by = apply_passes(own, event, passes)
+            usual = [*map(id, apply_passes(own, event, default_passes())[0] if changed_by else ordered)]
+            pairs = pairwise(map(id, ordered))
+            by_user = {two: changed_by for one, two in pairs if usual.index(one) > usual.index(two)}
+            called = [_algorithm_entry(algorithm, event, keys) for algorithm in ordered]
             called += hooks(callbacks, event, "callback")
             called += [
                 Entry(one, keys[id(one)], "subscription", one.function, every=one.every)
@@ -112,10 +112,11 @@ def build_plan(
             storing = hooks(destinations, event, "logger")
             # At INIT loggers open what the other components may already write to; later they are called last.
             entries = [*storing, *called] if event is Event.INIT else [*called, *storing]
-            left_out += [LeftOut(keys[id(algorithm)], event, by) for algorithm, by in ordered.left_out]
             if entries:
                 plan[event] = tuple(
-                    attrs.evolve(entry, why=_reason(entry, previous, event, listed))
+                    attrs.evolve(
+                        entry, why=_reason(entry, previous, event, listed, by_user.get(id(entry.component), ()))
+                    )
                     for entry, previous in zip(entries, [None, *entries], strict=False)
                 )
     if serves is not None:
@@ -128,7 +129,7 @@ def build_plan(
     ]
     texts += [str(warning.message) for warning in caught]
     declarations = tuple(_declaration(algorithm, keys[id(algorithm)]) for algorithm in algorithms)
-    return Plan(plan, declarations, tuple(left_out), tuple(dict.fromkeys(texts)))
+    return Plan(plan, declarations, tuple(dict.fromkeys(texts)))
 
 
 def component_keys(components: Iterable[object]) -> dict[int, str]:
@@ -193,24 +194,25 @@ def _declaration(algorithm: Algorithm, key: str) -> Declaration:
     return Declaration(key, summary, reads, writes, owns, settings)
 
 
-def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: str, keys: Mapping[int, str]) -> Entry:
+def _algorithm_entry(algorithm: Algorithm, event: Event, keys: Mapping[int, str]) -> Entry:
     return Entry(
         algorithm,
         keys[id(algorithm)],
         "algorithm",
         partial(algorithm.apply, event),
         stage=stage_of(algorithm, event) if event in algorithm.runs_at_events() else None,
-        placed_by=placed_by,
         asked=overrides_match(algorithm),
         reads=tuple(sorted(fields_at(algorithm.reads, event))),
         writes=tuple(sorted(fields_at(algorithm.writes, event))),
     )
 
 
-def _reason(entry: Entry, previous: Entry | None, event: Event, listed: Mapping[str, int]) -> str:
-    """Return why an entry does not come before the one above it."""
-    if entry.placed_by:
-        return f"ordered by {entry.placed_by}"
+def _reason(
+    entry: Entry, previous: Entry | None, event: Event, listed: Mapping[str, int], changed_by: Sequence[str]
+) -> str:
+    """Return why an entry does not come before the one above it; because of the user's passes, if any are given."""
+    if changed_by:
+        return f"ordered by {' and '.join(changed_by)}"
     if previous is None:
         return ""
     if entry.kind != previous.kind:
