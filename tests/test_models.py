@@ -191,13 +191,15 @@ class TestAlgorithms:
 
 
 class TestCheckpoints:
-    @pytest.mark.parametrize("kind", ["classifier", "gpt2"])
-    def test_from_fine_tuning_to_export(self, kind, build, load, tokenizer, tmp_path):
+    @pytest.mark.parametrize(
+        ("kind", "name"), [("classifier", "ep{epoch}-ba{batch}"), ("gpt2", "ep{epoch}-ba{batch}.pt")]
+    )
+    def test_from_fine_tuning_to_export(self, kind, name, build, load, tokenizer, tmp_path):
         """Model and tokenizer are loaded from a checkpoint and exported to a folder for Transformers: equal logits."""
         import transformers
 
         model = build(kind)
-        with trainer_for(model, load(kind), save_folder=str(tmp_path / "saved")) as trainer:
+        with trainer_for(model, load(kind), save_folder=str(tmp_path / "saved"), save_filename=name) as trainer:
             trainer.fit()
         (checkpoint,) = (tmp_path / "saved").glob("ep2-*")
 
@@ -212,11 +214,14 @@ class TestCheckpoints:
         assert read(LINES[:4])["input_ids"] == tokens(LINES[:4])["input_ids"] == tokenizer(LINES[:4])["input_ids"]
 
     @pytest.mark.parametrize("weights_only", [False, True])
-    @pytest.mark.parametrize("kind", ["classifier", "gpt2"])
-    def test_averages_are_exported(self, kind, weights_only, build, load, tmp_path):
+    @pytest.mark.parametrize(
+        ("kind", "name"), [("classifier", "ep{epoch}-ba{batch}.pt"), ("gpt2", "ep{epoch}-ba{batch}")]
+    )
+    def test_averages_are_exported(self, kind, name, weights_only, build, load, tmp_path):
         """The averages of EMA, which the model is evaluated with, are loaded from a checkpoint."""
         model, ema = build(kind), EMA("10ba")
         settings = {"save_folder": str(tmp_path), "save_weights_only": weights_only, "algorithms": ema}
+        settings["save_filename"] = name
         with trainer_for(model, load(kind), **settings) as trainer:
             trainer.fit()
         (checkpoint,) = tmp_path.glob("ep2-*")

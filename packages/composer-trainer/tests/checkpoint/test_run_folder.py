@@ -16,7 +16,7 @@ from composer.checkpoint import (
     Manifest,
     save_checkpoint,
 )
-from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.local import LocalFolder, open_folder
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.checkpoint.run_folder import (
     Names,
@@ -40,8 +40,10 @@ def test_open_until_closed(runs, tmp_path):
     """A folder is opened once, and closing it lets another one open it."""
     folder = make_folder()
 
-    opened = folder.open(names_at(tmp_path / "runs"), runs.make(), continues=False)
-    assert folder.open(names_at(tmp_path / "runs"), runs.make(), continues=False) is opened
+    opened = folder.open(open_folder(tmp_path / "runs"), names_at(tmp_path / "runs"), runs.make(), continues=False)
+    assert (
+        folder.open(open_folder(tmp_path / "runs"), names_at(tmp_path / "runs"), runs.make(), continues=False) is opened
+    )
 
     folder.close()
     assert folder.opened is None
@@ -55,10 +57,10 @@ def test_later_checkpoints(runs, tmp_path):
     with pytest.raises(
         CheckpointSaveError, match=r"^Nothing more was trained: .* has ba9 of run 'blur', and .* batch 5"
     ):
-        rejecting.open(names_at(tmp_path), runs.make(batch=5), continues=False)
+        rejecting.open(open_folder(tmp_path), names_at(tmp_path), runs.make(batch=5), continues=False)
     rejecting.close()
     for folder, continues in ((make_folder(overwrite=True), False), (make_folder(), True)):
-        folder.open(names_at(tmp_path), runs.make(batch=5), continues=continues)
+        folder.open(open_folder(tmp_path), names_at(tmp_path), runs.make(batch=5), continues=continues)
         folder.close()
 
 

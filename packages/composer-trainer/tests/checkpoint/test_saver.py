@@ -213,21 +213,6 @@ class TestKeeping:
             with pytest.raises(ValueError, match=r"num_checkpoints_to_keep.* must be -1 \(all\) or at least 1, .* 0"):
                 make()
 
-    def test_suffix_is_removed(self, make_trainer, tmp_path):
-        """The ending of Composer's files is removed from the names of checkpoints, with a warning for each."""
-        names = {"save_filename": "ep{epoch}-rank{rank}.pt", "save_latest_filename": "latest-rank{rank}.pt"}
-
-        with pytest.warns(
-            DeprecationWarning, match=r"A checkpoint is a folder, so .* remove '.pt' from filename"
-        ) as caught:
-            trainer = make_trainer(None, save_folder=tmp_path, **names)
-        trainer.fit()
-
-        assert len(caught) == 2
-        assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} >= {"latest-rank0"}
-        assert (tmp_path / "latest-rank0" / "manifest.json").is_file()
-        assert {path.name for path in tmp_path.glob("*.pt") if path.is_symlink()} >= {"ep1-rank0.pt", "latest-rank0.pt"}
-
     def test_remote_file_names(self, make_trainer, tmp_path):
         """A URL as Composer's name of uploaded files gets copies that are never deleted, and the link to the last."""
         url = f"memory://copies{tmp_path}"
@@ -242,9 +227,9 @@ class TestKeeping:
 
         copies = open_folder(f"{url}/mine")
         assert names_in(tmp_path / "local") == [".lock", "ba10", "latest"]
-        assert copies.names() == ["epoch-1", "epoch-2"]
-        assert copies.get_latest("latest") == "epoch-2"
-        assert verify_checkpoint(f"{url}/mine/epoch-2").timestamp.epoch == 2
+        assert copies.names() == ["epoch-1.pt", "epoch-2.pt"]
+        assert copies.get_latest("latest") == "epoch-2.pt"
+        assert verify_checkpoint(f"{url}/mine/epoch-2.pt").timestamp.epoch == 2
         later = make_trainer(None, load_path=f"{url}/mine/latest", max_duration="2ep")
         assert torch.equal(weights(trainer), weights(later))
 

@@ -61,20 +61,31 @@ class OfEvaluation(Callback):
 def folder(tmp_path):
     """Return a folder in which a run has saved a checkpoint, with Composer's default names asked for."""
     names = {"save_filename": "ep{epoch}.pt", "save_latest_filename": "latest-rank{rank}.pt"}
-    with pytest.warns(DeprecationWarning, match="with a link"):
-        trainer = small_run(max_duration="2ep", save_folder=str(tmp_path), callbacks=Remembers(), **names)
-    with trainer:
+    with small_run(max_duration="2ep", save_folder=str(tmp_path), callbacks=Remembers(), **names) as trainer:
         trainer.fit()
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["ep2.pt", "ep2-rank0.pt", "latest-rank0.pt", "latest.pt", "ep2"])
+@pytest.mark.parametrize("name", ["ep2.pt", "latest-rank{rank}.pt", "latest-rank0", ""])
 def test_checkpoints_are_found_under_names_of_files(folder, name):
-    """The name that was asked for is a link, and Composer's names of files are found without one."""
-    if name == "latest.pt":
-        (folder / "latest-rank0").rename(folder / "latest")
+    """The name that was asked for, a link to it and the folder are found."""
+    if name == "latest-rank0":
+        (folder / "latest-rank0.pt").rename(folder / name)
 
     with small_run(max_duration="2ep", load_path=folder / name, callbacks=Remembers()) as trainer:
+        assert trainer.state.timestamp.epoch == 2
+
+
+@pytest.mark.parametrize("name", ["ep2.pt", "ep2-rank0.pt", "latest-rank0.pt", "latest.pt", "ep2"])
+def test_folders_are_found_under_names_of_files(tmp_path, name):
+    """Where a run here has saved a folder, Composer's names of files lead to it."""
+    options = {"save_folder": str(tmp_path), "save_filename": "ep{epoch}", "callbacks": Remembers()}
+    with small_run(max_duration="2ep", save_latest_filename="latest-rank{rank}", **options) as trainer:
+        trainer.fit()
+    if name == "latest.pt":
+        (tmp_path / "latest-rank0").rename(tmp_path / "latest")
+
+    with small_run(max_duration="2ep", load_path=tmp_path / name, callbacks=Remembers()) as trainer:
         assert trainer.state.timestamp.epoch == 2
 
 
@@ -96,7 +107,7 @@ def test_enumerations_in_the_state_of_a_callback(folder):
     """Members of enumerations and times are saved as data, and loaded with the types that the callback has."""
     callback = Remembers()
 
-    with small_run(max_duration="2ep", load_path=folder / "ep2", callbacks=callback):
+    with small_run(max_duration="2ep", load_path=folder / "ep2.pt", callbacks=callback):
         assert callback.state == {"kind": Kind.SECOND, "unit": TimeUnit.BATCH, "times": [Time(10, "ba")], "n": 0}
         assert type(callback.state["kind"]) is Kind
 

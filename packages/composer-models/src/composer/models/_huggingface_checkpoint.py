@@ -1,4 +1,4 @@
-"""Reading a wrapped Transformers model from a checkpoint folder."""
+"""Reading a wrapped Transformers model from a checkpoint, a folder or a file whose name ends in ``.pt``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer.functional.torch_files import read_torch_file
+
 # The files of a checkpoint of composer-trainer, on which this package does not depend.
 _WEIGHTS, _STATE, _EXTRA, _MANIFEST = "model.safetensors", "state.json", "extra.safetensors", "manifest.json"
 _LAYOUT = "layout.json"
@@ -26,13 +28,13 @@ _PREFIX = "model."
 def read_checkpoint(
     checkpoint_path: str | Path, save_location: str | Path | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a saved Transformers model; nothing in the folder is executed.
+    """Read a saved Transformers model; nothing in the checkpoint is executed.
 
-    The XXH3 of each file is compared with the manifest of the checkpoint. The weights are those used for evaluation:
-    the averages of EMA or SWA, if the checkpoint contains them.
+    The XXH3 of each file in a folder is compared with the manifest of the checkpoint. The weights are those used for
+    evaluation: the averages of EMA or SWA, if the checkpoint contains them.
 
     Args:
-        checkpoint_path: The checkpoint's folder, also a remote one (``"s3://bucket/ep3-ba1200"``).
+        checkpoint_path: The checkpoint's folder, also a remote one (``"s3://bucket/ep3-ba1200"``), or a local file.
         save_location: The folder for the files of a remote checkpoint; a temporary folder if None.
 
     Returns:
@@ -44,42 +46,59 @@ def read_checkpoint(
             :class:`~composer.models.HuggingFaceModel`, or holds the training weights of a schedule-free optimizer,
             which only that optimizer can convert to the weights used for evaluation.
     """
-    with _local(checkpoint_path, save_location) as folder:
-        missing = [name for name in (_MANIFEST, _STATE) if not (folder / name).is_file()]
-        missing += [] if any(folder.glob("model*.safetensors")) else [_WEIGHTS]
-        if missing:
-            raise FileNotFoundError(
-                f"{checkpoint_path} must be a checkpoint: a folder with {_MANIFEST}, {_STATE} and {_WEIGHTS}. "
-                f"It has no {' and no '.join(missing)}."
-            )
-        _check(folder, checkpoint_path)
-        try:
-            state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-            averages, is_schedule_free = _named_averages(state), _is_schedule_free(state)
-            described = state.get("integrations", {}).get("huggingface")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise ValueError(f"{checkpoint_path}/{_STATE} is not the state of a run.") from None
-        weights = _load_tensors(folder, _WEIGHTS, checkpoint_path)
-        if averages:
-            tensors = _load_tensors(folder, _EXTRA, checkpoint_path)
-            missing = sorted(set(averages.values()) - tensors.keys())
-            if missing:
-                raise ValueError(f"{checkpoint_path}/{_EXTRA} lacks {len(missing)} of the averages in {_STATE}.")
-            weights = {  # tied weights once; averages of weights in bfloat16 are saved in float32
-                name: tensors[averages[name]].to(weight.dtype) for name, weight in weights.items() if name in averages
-            }
-        elif is_schedule_free:
-            raise ValueError(
-                f"{checkpoint_path} holds the training weights of a schedule-free optimizer, and the model is "
-                "evaluated with others. Save those: trainer.save_checkpoint(..., weights_only=True), or "
-                "Trainer(save_weights_only=True)."
-            )
+    read = _read_file if Path(checkpoint_path).is_file() else _read_folder
+    described, weights, averages, is_schedule_free = read(checkpoint_path, save_location)
+    if averages:  # tied weights once; averages of weights in bfloat16 are saved in float32
+        weights = {name: averages[name].to(weight.dtype) for name, weight in weights.items() if name in averages}
+    elif is_schedule_free:
+        raise ValueError(
+            f"{checkpoint_path} holds the training weights of a schedule-free optimizer, and the model is "
+            "evaluated with others. Save those: trainer.save_checkpoint(..., weights_only=True), or "
+            "Trainer(save_weights_only=True)."
+        )
     if described is None:
         raise ValueError(
             f"{checkpoint_path} contains no description of a Transformers model: the trained model must be a "
             "HuggingFaceModel."
         )
     return described, {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
+
+
+def _read_file(path: str | Path, _: object) -> tuple[Any, dict[str, Tensor], dict[str, Tensor], bool]:
+    """Return what is read of a file: the description, the weights, the averages, and whether there should be some."""
+    try:
+        state = read_torch_file(Path(path))["state"]
+        weights = {name: weight for name, weight in state["model"].items() if isinstance(weight, Tensor)}
+        described = state.get("integrations", {}).get("huggingface")
+        return described, weights, _averages(state), _is_schedule_free(state)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no checkpoint of a Trainer: {type(error).__name__}: {error}") from None
+
+
+def _read_folder(
+    path: str | Path, save_location: str | Path | None
+) -> tuple[Any, dict[str, Tensor], dict[str, Tensor], bool]:
+    """Return what is read of a folder, as :func:`_read_file`."""
+    with _local(path, save_location) as folder:
+        missing = [name for name in (_MANIFEST, _STATE) if not (folder / name).is_file()]
+        missing += [] if any(folder.glob("model*.safetensors")) else [_WEIGHTS]
+        if missing:
+            raise FileNotFoundError(
+                f"{path} must be a checkpoint: a folder with {_MANIFEST}, {_STATE} and {_WEIGHTS}. "
+                f"It has no {' and no '.join(missing)}."
+            )
+        _check(folder, path)
+        try:
+            state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+            names = {name: str(reference["$tensor"]) for name, reference in _averages(state).items()}
+            described, is_schedule_free = state.get("integrations", {}).get("huggingface"), _is_schedule_free(state)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise ValueError(f"{path}/{_STATE} is not the state of a run.") from None
+        tensors = _load_tensors(folder, _EXTRA, path) if names else {}
+        if missing := sorted(set(names.values()) - tensors.keys()):
+            raise ValueError(f"{path}/{_EXTRA} lacks {len(missing)} of the averages in {_STATE}.")
+        averages = {name: tensors[tensor] for name, tensor in names.items()}
+        return described, _load_tensors(folder, _WEIGHTS, path), averages, is_schedule_free
 
 
 def _load_tensors(folder: Path, kind: str, shown: str | Path) -> dict[str, Tensor]:
@@ -131,11 +150,10 @@ def _check(folder: Path, shown: str | Path) -> None:
             )
 
 
-def _named_averages(state: dict[str, Any]) -> dict[str, str]:
-    """Return the name of the tensor of each averaged weight, if an algorithm's averages are not in the model."""
+def _averages(state: dict[str, Any]) -> dict[str, Any]:
+    """Return what is saved for each averaged weight, if an algorithm's averages are not in the model."""
     states = [each.get("state", {}) for each in state.get("algorithms", [])]
-    averages: dict[str, Any] = next((each["averaged_weights"] for each in states if each.get("averaged_weights")), {})
-    return {name: str(reference["$tensor"]) for name, reference in averages.items()}
+    return next((each["averaged_weights"] for each in states if each.get("averaged_weights")), {})
 
 
 def _is_schedule_free(state: dict[str, Any]) -> bool:

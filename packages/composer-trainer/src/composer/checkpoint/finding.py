@@ -173,7 +173,7 @@ def agreed_path(path: str, folder: str | os.PathLike[str] | None = None) -> str:
 
 
 def agreed_newest(
-    folder: str | os.PathLike[str], run_name: str | None, *, weights_only: bool | None = False
+    folder: str | os.PathLike[str] | Folder, run_name: str | None, *, weights_only: bool | None = False
 ) -> str | None:
     """Return the newest undamaged checkpoint of a folder, from which all processes load; None if there is none.
 
@@ -181,14 +181,15 @@ def agreed_newest(
     first: each a part of the files with tensors, so that none waits longer than ``dist_timeout`` for another.
 
     Args:
-        folder: A path or URL, the same in all processes.
+        folder: A folder, or its path or URL; the same in all processes.
         run_name: The run that has saved it; any if None.
         weights_only: See :func:`newest_checkpoint`.
 
     Raises:
         CheckpointError: The folder cannot be read, or looking for a checkpoint failed in another process.
     """
-    opened, failed = open_folder(folder), partial(CheckpointError, folder)
+    opened = open_folder(folder) if isinstance(folder, (str, os.PathLike)) else folder
+    failed = partial(CheckpointError, str(opened))
     with failing_in_all_processes("cannot be loaded from: looking for a checkpoint", failed):
         found = candidates(opened, run_name, weights_only=weights_only) if get_global_rank() == 0 else []
     for name, path, problem in from_rank_zero([(one.name, one.path, one.problem) for one in found]):

@@ -50,6 +50,9 @@ from composer.functional.dtensors import is_sharded, reshard
 _log = logging.getLogger(__name__)
 
 CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
+ONLY_WEIGHTS = (
+    "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a Trainer)."
+)
 _AVERAGES = "averaged_weights"
 """In the state of an algorithm, the weights for evaluation; see :meth:`composer.core.Algorithm.evaluation_weights`."""
 
@@ -279,11 +282,7 @@ class LoadRequest:
         """Read a checkpoint of this library, except for the data of its weights."""
         opened = open_checkpoint(path, self.folder)
         if opened.manifest.weights_only and not self.weights_only:
-            raise CheckpointError(
-                opened.path,
-                "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
-                "Trainer).",
-            )
+            raise CheckpointError(opened.path, ONLY_WEIGHTS)
         return SavedRun.read(opened, self.state, weights_only=self.weights_only)
 
 
@@ -377,7 +376,7 @@ class SavedRun:
                 )
         lacking = [name for name in lacking if name not in ignored and not is_part]
         self.ignored += (*ignored, *lacking)
-        if lacking and self.opened is not None:  # of a file of MosaicML Composer, there is a warning already
+        if lacking and not self.warnings:  # of a file of MosaicML Composer, there is a warning already
             without = f"{self.path} was saved without {', '.join(lacking)}"
             self.warnings.append(f"{without}, so that this run keeps its own values.")
 

@@ -147,7 +147,7 @@ class LocalFolder:
         self.put(name, draft, MANIFEST, [memoryview(manifest.to_bytes())])
         with _saving(self.path / name):
             # The names of files are on the disk only after this. The system may write the rename before them.
-            _sync_folder(temporary)
+            sync_folder(temporary)
             self._put_in_place(temporary, name)
 
     def abandon(self, draft: str) -> None:
@@ -167,7 +167,7 @@ class LocalFolder:
             if os.path.lexists(aside) and not os.path.lexists(target):
                 aside.rename(target)
             raise
-        _sync_folder(self.path)
+        sync_folder(self.path)
         if os.path.lexists(aside):
             try:
                 aside.rename(temporary)  # deleted by abandon(), which may take a third of the time of writing
@@ -201,14 +201,6 @@ class LocalFolder:
             finally:
                 _being_written.discard(temporary.name)
                 temporary.unlink(missing_ok=True)
-
-    def set_file_link(self, link: str, name: str, *, overwrite: bool) -> None:
-        """Point a link with the ending of a file to a checkpoint; what is not a link remains, unless ``overwrite``."""
-        target = self.path / link
-        if target.is_symlink() or not target.exists() or (overwrite and target.is_file()):
-            self.set_latest(link, name)
-            if not target.is_symlink():  # links are not supported, and a file would be read as one of weights
-                target.unlink()
 
     def get_latest(self, latest: str) -> str | None:
         """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
@@ -267,7 +259,8 @@ def _write_file(path: Path, content: Iterable[memoryview]) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Return when the names of the files in a folder are on the disk."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import attrs
@@ -22,9 +21,7 @@ from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import State, Timestamp, TimeUnit
 from composer.core.checks import NamesArguments, integer, one_of
 from composer.core.evaluator import nearest_metric
-from composer.core.former import warn_former
 
-_SUFFIX = ".pt"
 _log = logging.getLogger(__name__)
 
 
@@ -114,8 +111,6 @@ class RunFolder:
         weights_only: Whether the checkpoints are of weights only.
         keep_last: The number of the last ones to keep; -1 keeps all.
         keep_best: The best ones to keep in addition.
-        file_links: Whether a local folder also has links with the ending ``.pt``, for programs that open a file: one
-            for each checkpoint, and one for the newest.
 
     Attributes:
         opened: The folder while it is open.
@@ -127,7 +122,6 @@ class RunFolder:
     weights_only: bool
     keep_last: int
     keep_best: KeepBest | None
-    file_links: tuple[bool, bool] = (False, False)
     opened: Folder | None = attrs.field(default=None, init=False)
     saved: list[str] = attrs.field(factory=list, init=False)
     best: str | None = attrs.field(default=None, init=False)
@@ -135,11 +129,12 @@ class RunFolder:
     _continues: bool = attrs.field(default=False, init=False)
     _lock: FolderLock | None = attrs.field(default=None, init=False)
 
-    def open(self, names: Names, state: State, *, continues: bool) -> Folder:
+    def open(self, folder: Folder, names: Names, state: State, *, continues: bool) -> Folder:
         """Return the folder; if it is not open, create and lock it, and delete what killed processes have left.
 
         Args:
-            names: The folder, and the copies of a checkpoint that is saved now.
+            folder: The folder.
+            names: The copies of a checkpoint that is saved now.
             state: The run.
             continues: Whether the run has resumed from the newest undamaged checkpoint there.
 
@@ -150,7 +145,6 @@ class RunFolder:
                 has later ones of the same run.
         """
         if self.opened is None:
-            folder = open_folder(names.folder)
             folder.make()
             if isinstance(folder, LocalFolder):
                 self._lock = self._lock or FolderLock(folder.path)
@@ -192,9 +186,6 @@ class RunFolder:
         self.saved = [*(one for one in self.saved if one != path), path]
         try:
             self._link(folder, names.latest, names.checkpoint)
-            for link, is_wanted in zip((names.checkpoint, names.latest), self.file_links, strict=True):
-                if is_wanted and isinstance(folder, LocalFolder):
-                    folder.set_file_link(f"{link}{_SUFFIX}", names.checkpoint, overwrite=self.overwrite)
             for url in names.copies:
                 self._copy(folder, names, url)
             if self.keep_best is None and self.keep_last < 0:
@@ -205,9 +196,6 @@ class RunFolder:
                 self._link(folder, names.best, best[0].name)
             # After the links were moved, which would otherwise point to deleted checkpoints for a moment.
             deleted = {folder.at(one) for one in delete_old(folder, own, self.keep_last, self.keep_best)}
-            for file in (Path(f"{one}{_SUFFIX}") for one in deleted):
-                if self.file_links[0] and file.is_symlink():
-                    file.unlink()
         except (CheckpointError, OSError, ImportError) as error:  # CheckpointSaveError is an OSError
             outcome = "is complete, and a link to it was not updated, a copy not written, or an old one not deleted"
             reason = f"{error.path}: {error.reason}" if isinstance(error, CheckpointSaveError) else str(error)
@@ -319,14 +307,3 @@ def check_keep_last(name: str, keep_last: object) -> None:
             f"{name} must be -1 (all) or at least 1, as the last complete checkpoint is never deleted, "
             f"got {keep_last!r}."
         )
-
-
-def without_suffix(name: str) -> str:
-    """Return the name of a checkpoint without the ending of a file."""
-    if not isinstance(name, str) or not name.endswith(_SUFFIX):
-        return name
-    warn_former(
-        f"A checkpoint is a folder, so {name!r} is saved as {name.removesuffix(_SUFFIX)!r}, with a link: remove "
-        f"'{_SUFFIX}' from filename (save_filename) and latest_filename (save_latest_filename)."
-    )
-    return name.removesuffix(_SUFFIX)

@@ -27,8 +27,8 @@ from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys, metric_v
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.folder import check_folder, is_remote
 from composer.checkpoint.layout import KeptMemory
-from composer.checkpoint.local import open_folder
-from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_keep_last, without_suffix
+from composer.checkpoint.local import Folder, open_folder
+from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_keep_last
 from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time
 from composer.core.background import Background
@@ -61,9 +61,9 @@ class CheckpointSaver(Callback):
 
     Args:
         folder: A path or a URL (``"s3://bucket/{run_name}"``). The run's name is filled in.
-        filename: The checkpoint's name in it; ``{epoch}``, ``{batch}``, ``{run_name}`` and so on are filled in. The
-            ending ``.pt`` of MosaicML Composer's files is removed, with a warning, as a checkpoint is a folder; in a
-            local folder, a link beside it has the name with the ending.
+        filename: The checkpoint's name in it; ``{epoch}``, ``{batch}``, ``{run_name}`` and so on are filled in. In a
+            Trainer, a checkpoint whose name ends in ``.pt`` is a file that ``torch.load`` reads, unless its model is
+            split over processes or it is copied to a URL.
         latest_filename: The name of a link to the newest checkpoint; none if None. It is a file with the checkpoint's
             name where links are not supported.
         save_interval: A time, a string, a number of epochs, or 0 for never; or a function ``f(state, event) -> bool``,
@@ -89,6 +89,7 @@ class CheckpointSaver(Callback):
     Attributes:
         resume_data: The function by which a Trainer lets its savers save what an exact resume needs, such as the place
             in the data; called with ``weights_only``.
+        open_folder: The function that opens the folder, by which a Trainer decides about the form of checkpoints.
         uploaders: Functions that return the URL of a copy for ``remote_file_name``, until the next run.
         continues: Whether the run has resumed from the newest undamaged checkpoint of the folder, so that later ones,
             which are damaged, are no error.
@@ -131,12 +132,11 @@ class CheckpointSaver(Callback):
                 f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}."
             )
         check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
-        file_links = str(filename).endswith(".pt"), str(latest_filename).endswith(".pt")
-        self.folder, self.filename = str(folder), FileName(without_suffix(filename), str(folder))
-        latest = None if latest_filename is None else without_suffix(latest_filename)
-        self.latest_filename = None if latest is None else FileName(latest, str(folder))
+        self.folder, self.filename = str(folder), FileName(filename, str(folder))
+        self.latest_filename = None if latest_filename is None else FileName(latest_filename, str(folder))
         self.best_filename = best_filename
-        self.remote_file_name = None if remote_file_name is None else str(remote_file_name).removesuffix(".pt")
+        self.remote_file_name = None if remote_file_name is None else str(remote_file_name)
+        self.open_folder: Callable[[str], Folder] = open_folder
         self.uploaders: list[Callable[[str], str]] = []
         self._names(State(model=None))
         self.save_interval = (
@@ -149,7 +149,7 @@ class CheckpointSaver(Callback):
         self.last_checkpoint_batch: Time | None = None
         self.resume_data: Callable[..., Mapping[str, Any]] | None = None
         self.continues = False
-        self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best, file_links)
+        self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best)
         self._saving, self._memory = Background(), KeptMemory()
         self._last: _Save | None = None  # unless it failed
         self._reset()
@@ -202,7 +202,7 @@ class CheckpointSaver(Callback):
         names = self._names(state)
         with failing_in_all(names.folder):
             if state.rank == 0:
-                folder = self._run_folder.open(names, state, continues=self.continues)
+                folder = self._run_folder.open(self.open_folder(names.folder), names, state, continues=self.continues)
                 self._due.values = self._run_folder.best_values(folder, state)
         with failing_in_all(names.folder):
             if not (is_remote(names.folder) or Path(names.folder).is_dir()):
@@ -269,7 +269,7 @@ class CheckpointSaver(Callback):
         # Before the copy, so that there is only one in memory. CUDA fills pinned memory at any time after the copy is
         # requested, also while a thread still writes the former contents to a file.
         self._wait()
-        folder = open_folder(names.folder)
+        folder = self.open_folder(names.folder)
         path = folder.at(names.checkpoint)
         snapshot = self._snapshot(state, names, extra, path)
         self._last = _Save(moment, path, snapshot)
@@ -293,7 +293,7 @@ class CheckpointSaver(Callback):
         """Open the folder in rank 0, and return a copy of what this process writes; it fails in all or in none."""
         with failing_in_all(path):
             if state.rank == 0:
-                self._run_folder.open(names, state, continues=self.continues)
+                self._run_folder.open(self.open_folder(names.folder), names, state, continues=self.continues)
         batch = int(state.timestamp.batch)
         return take_snapshot(
             state,

@@ -113,11 +113,18 @@ def save_checkpoint(
 
 
 def save_in_all_processes(
-    state: State, path: str | os.PathLike[str], *, extra: Mapping[str, Any], weights_only: bool
+    state: State, path: str | os.PathLike[str], *, extra: Mapping[str, Any] | None, **options: Any
 ) -> str:
-    """Save a checkpoint as :func:`save_checkpoint`; all processes have to call it, also if no model is sharded."""
+    """Save a checkpoint as :func:`save_checkpoint`; all processes have to call it, also if no model is sharded.
+
+    Args:
+        state: The run.
+        path: As for :func:`save_checkpoint`.
+        extra: As there.
+        options: As there; and ``open_folder``, the function that opens the folder.
+    """
     path = os.fspath(path).replace("{rank}", "0")  # all write to the folder of the first one
-    return _save(path, state, extra, weights_only=weights_only, together=True)
+    return _save(path, state, extra, together=True, **options)
 
 
 def _save(
@@ -126,6 +133,7 @@ def _save(
     extra: Mapping[str, Any] | None,
     *,
     overwrite: bool = False,
+    open_folder: Callable[[str], Folder] = open_folder,
     **options: Any,
 ) -> str:
     parent, name = split_path(fill_in_run(os.fspath(path), state, "A checkpoint's path"))

@@ -5,32 +5,35 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from pathlib import Path
 
 import attrs
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.finding import agreed_path
+from composer.checkpoint.finding import agreed_newest, agreed_path
 from composer.checkpoint.folder import MANIFEST, is_remote, local_path, split_path
 from composer.checkpoint.loading import SavedRun, Source
 from composer.checkpoint.local import open_folder
 from composer.core import State
 from composer.distributed import from_rank_zero, get_global_rank
 from composer.foreign.composer_files import ComposerFile, names_here
-from composer.foreign.torch_files import read_weights_file
+from composer.foreign.pt_files import SUFFIX, open_files, saved_run
+from composer.foreign.torch_files import read_file, weights_in
 
 _ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
 @attrs.frozen
 class ForeignFile(Source):
-    """A file of weights, or a checkpoint file of MosaicML Composer, for ``composer.checkpoint.load_checkpoint``.
+    """A file of weights, or a checkpoint that is a file, for ``composer.checkpoint.load_checkpoint``.
 
     Nothing in it is executed. The Trainer makes one of a ``load_path`` with the ending of such a file.
 
     Args:
         path: The path or URL of a file of ``torch.save`` or of safetensors: a ``state_dict``, one under
-            ``"state_dict"`` or ``"model"``, or a checkpoint of MosaicML Composer, of which also the optimizers and the
-            clock are loaded; a warning names what is not restored.
+            ``"state_dict"`` or ``"model"``; a checkpoint whose name ended in ``.pt`` when it was saved; or one of
+            MosaicML Composer, of which also the optimizers and the clock are loaded, and a warning names what is not
+            restored.
 
     Example:
         >>> import tempfile, torch
@@ -50,7 +53,10 @@ class ForeignFile(Source):
         Raises:
             CheckpointError: It cannot be read, holds no weights, or only weights where more is wanted.
         """
-        weights, content = read_weights_file(self.path)
+        content = read_file(self.path)
+        if (own := saved_run(content, self.path, weights_only=weights_only)) is not None:
+            return own
+        weights = weights_in(content, self.path)
         composer = ComposerFile.of(content)
         if composer is None and not weights_only:
             raise CheckpointError(
@@ -80,9 +86,11 @@ def source_of(path: str | os.PathLike[str]) -> str | Source:
         (ForeignFile(path='resnet.pt'), 'runs/ep3-ba1200')
     """
     text = os.fspath(path)
+    if not is_remote(text) and local_path(text).is_symlink():  # it may change before another process follows it
+        text = os.path.realpath(local_path(text))
     if not text.endswith(_ENDINGS) or (not is_remote(text) and local_path(text).is_dir()):
         return text
-    return _folder_of_file(text) or ForeignFile(text)
+    return _checkpoint_named(text) or ForeignFile(text)
 
 
 def agreed_source(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> str | Source:
@@ -95,18 +103,27 @@ def agreed_source(path: str | os.PathLike[str], folder: str | os.PathLike[str] |
     Raises:
         CheckpointError: In every process, if there is no checkpoint.
     """
-    source = from_rank_zero(source_of(path) if get_global_rank() == 0 else None)
+    source, has_files = path, False
+    if get_global_rank() == 0:
+        source = source_of(folder if folder is not None and str(path).rstrip("/") == "latest" else path)
+        has_files = not isinstance(source, Source) and any(local_path(source).glob(f"*{SUFFIX}"))
+    source, has_files = from_rank_zero((source, has_files))
+    newest = agreed_newest(open_files(source), None, weights_only=None) if has_files else None
+    source = source if newest is None else source_of(newest)
     return source if isinstance(source, Source) else agreed_path(str(source), folder)
 
 
-def _folder_of_file(text: str) -> str | None:
-    """Return the checkpoint that is there in place of a file of MosaicML Composer, ``ep1-rank0.pt``; else None."""
+def _checkpoint_named(text: str) -> str | Source | None:
+    """Return the checkpoint that a name of a file leads to, or that is a folder of the name, also without its end."""
     if not text.endswith(".pt") or text.startswith("http"):  # a site is not asked for the names in a folder
         return None
     parent, file = split_path(text)
     folder, inside = open_folder(parent), "" if is_remote(text) else f"/{MANIFEST}"  # a link at a URL is a file
-    names = file.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", file)
+    names = file, file.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", file)
     with contextlib.suppress(CheckpointError, ImportError):  # what opens the file raises it
-        if not folder.exists(file):
+        latest = folder.get_latest(file)  # where links are not supported, it is a file with a name
+        if latest and latest == Path(latest).name and folder.exists(latest):
+            return source_of(folder.at(latest))
+        if folder.exists(f"{file}/{MANIFEST}") or not folder.exists(file):
             return next((folder.at(one) for one in names if folder.exists(f"{one}{inside}")), None)
     return None

@@ -118,7 +118,8 @@ class Trainer(Assembly):
         load_ignore_keys: The parts not to load; see :func:`composer.checkpoint.load_checkpoint`.
         load_exclude_algorithms: Algorithms not to reconstruct, though the saved weights require them.
         save_folder: The path or URL to save checkpoints to; None saves none. ``{run_name}`` is replaced.
-        save_filename: A checkpoint's name there.
+        save_filename: A checkpoint's name there. If it ends in ``.pt``, it is a file that ``torch.load`` reads,
+            unless the model is split over processes, or saved or copied to a URL.
         save_latest_filename: The name of a link to the newest one.
         save_overwrite: Whether to replace checkpoints of other runs.
         save_interval: How often: a time, a string, a number of epochs, or a function ``f(state, event) -> bool``.

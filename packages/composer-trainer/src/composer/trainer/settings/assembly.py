@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from composer.core.checks import as_list
 from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import all_gather_object, broadcast_model, initialize_dist
 from composer.distributed.meta import is_on_meta
+from composer.foreign.pt_files import SUFFIX, save_as_files, save_in_one_file
 from composer.functional.dtensors import is_sharded
 from composer.loggers.hyperparameters import hyperparameters, plain_settings
 from composer.trainer.optimization import default_optimizer, move_state
@@ -111,6 +113,11 @@ class Assembly:
         self._compute.prepare(model)
         self._parallel.compile_config = self._compute.compile_config
         self.engine.run_event(Event.BEFORE_LOAD)
+        is_split = self._parallel.config.splits_model or is_sharded(model)
+        for saver in state.callbacks:
+            if isinstance(saver, CheckpointSaver) and str(saver.filename).endswith(SUFFIX):
+                # Loggers have added the URLs of copies.
+                save_as_files(saver, state, is_split=is_split)
         if is_on_meta(model):
             self._parallel.prepare(state)  # sharded before it is loaded, so that no process has the complete model
         if settings.loading.is_given():
@@ -139,7 +146,9 @@ class Assembly:
         """Save a checkpoint and wait until it is written. All processes must call it.
 
         Args:
-            name: Its folder or URL; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are replaced.
+            name: Its folder or URL; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are replaced. One that ends in
+                ``.pt`` is a file that ``torch.load`` reads, and replaces what has the name, unless the model is split
+                over processes.
             weights_only: Whether only the evaluation weights are saved.
 
         Returns:
@@ -150,7 +159,8 @@ class Assembly:
             CheckpointSaveError: The checkpoint could not be written.
         """
         extra = self._resume_state.data_to_save(weights_only=weights_only)
-        return save_in_all_processes(self.state, name, extra=extra, weights_only=weights_only)
+        save = save_in_one_file if str(name).endswith(SUFFIX) else save_in_all_processes
+        return save(self.state, os.fspath(name), extra=extra, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save a checkpoint to ``save_folder`` in the background, as at ``save_interval``.

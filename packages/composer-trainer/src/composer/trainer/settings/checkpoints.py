@@ -26,6 +26,7 @@ from composer.core.saving.files import fill_in_run
 from composer.distributed import from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_in_all_processes
 from composer.foreign.files import agreed_source
+from composer.foreign.pt_files import open_files
 from composer.trainer.evaluation.metrics import metrics_of
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class Loading:
             newest = self._find_newest(folder, state)
         if newest is None and self.path is None:
             return
-        given, is_newest = str(self.path).replace("{run_name}", state.run_name), newest is not None
+        given = str(self.path).replace("{run_name}", state.run_name).replace("{rank}", "0")
+        is_newest = newest is not None
 
         def load_progress(loaded: LoadedCheckpoint) -> None:
             if loaded.extra:
@@ -111,7 +113,7 @@ class Loading:
             algorithm_passes=passes,
             logger=engine.logger,
             check_extra=resume_state.check,
-        ).load_in_all_processes(newest or agreed_source(given, folder), load_progress)
+        ).load_in_all_processes(agreed_source(newest or given, folder), load_progress)
         if is_newest:
             clock = state.timestamp.counts
             _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)
@@ -123,7 +125,7 @@ class Loading:
         with failing_in_all_processes("Looking for checkpoints"):
             newest_first = _newest_first(places, run_name) if get_global_rank() == 0 else []
         for place in from_rank_zero(newest_first):
-            newest = agreed_newest(place, run_name)
+            newest = agreed_newest(open_files(place), run_name)
             if newest is not None:
                 return newest
         with failing_in_all_processes("Looking for checkpoints"):
@@ -133,7 +135,7 @@ class Loading:
 
     def _check_begins_anew(self, places: Sequence[str], run_name: str) -> None:
         """Raise an error if a run without a checkpoint to resume from has damaged ones, or those of other runs."""
-        found = {place: find_checkpoints(place) for place in places}
+        found = {place: find_checkpoints(open_files(place)) for place in places}
         for place, one in [(place, one) for place, in_place in found.items() for one in in_place]:
             manifest = one.manifest
             if isinstance(one.error, OtherReleaseError):
@@ -170,7 +172,7 @@ def _newest_first(places: Sequence[str], run_name: str) -> list[str]:
 
 
 def _manifests(place: str, run_name: str) -> list[Manifest]:
-    manifests = [one.manifest for one in find_checkpoints(place)]
+    manifests = [one.manifest for one in find_checkpoints(open_files(place))]
     return [one for one in manifests if one is not None and one.run_name == run_name]
 
 

@@ -1,0 +1,238 @@
+"""Checkpoints that are one file, which ``torch.load(weights_only=True)`` reads: those whose names end in ``.pt``.
+
+The file is made of the draft of an ordinary checkpoint when all processes have written theirs, and replaces an older
+one of the name at once. It has the data and the tensors of the draft as one dictionary: ``["state"]["model"]``,
+``["state"]["timestamp"]`` and so on. The manifest is one more record of the archive, after all bytes of which it has
+the checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+import xxhash
+
+from composer.checkpoint.contents import OWN_PROCESS, PROCESS
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.folder import (
+    EXTRA,
+    MANIFEST,
+    MODEL,
+    OPTIMIZERS,
+    FileRecord,
+    Manifest,
+    dictionary,
+    is_remote,
+    local_path,
+)
+from composer.checkpoint.layout import join_process
+from composer.checkpoint.loading import ONLY_WEIGHTS, SavedRun
+from composer.checkpoint.local import Folder, LocalFolder, open_folder, sync_folder
+from composer.checkpoint.reading import OpenCheckpoint
+from composer.checkpoint.saver import CheckpointSaver
+from composer.checkpoint.saving import save_in_all_processes
+from composer.core import State, join_tensors
+from composer.core.former import warn_former
+from composer.core.saving.codec import from_data, to_data
+from composer.core.saving.secrets import without_secret_urls
+from composer.distributed import get_global_rank, get_world_size
+from composer.functional.dtensors import is_sharded
+
+SUFFIX = ".pt"
+_FORMAT = "composer-checkpoint-file"
+_CHUNK, _MAGIC = 1 << 20, b"PK\3\4"
+_RECORDS = MODEL
+"""The name in the manifest of the bytes before it, one of those that a manifest may have."""
+
+
+def content_of(opened: OpenCheckpoint) -> dict[str, Any]:
+    """Return the content of a checkpoint as one dictionary of plain data and tensors."""
+    state = join_tensors(opened.data(), opened.tensors(EXTRA) | opened.tensors(OPTIMIZERS))
+    state["model"] = opened.tensors(MODEL) | state.get("model", {})
+    files = sorted(name for name in opened.manifest.files if name.startswith(PROCESS))
+    others = [join_process(opened.content(file), f"{opened.path}/{file}") for file in files]
+    content = to_data({"state": state, "processes": others, "weights_only": opened.manifest.weights_only})
+    if "timestamp" in content["state"]:  # programs for MosaicML Composer read it there
+        content["state"]["timestamp"]["Timestamp"] = dict(content["state"]["timestamp"])
+    return {"format": _FORMAT, **content}
+
+
+def saved_run(content: Any, path: str, *, weights_only: bool) -> SavedRun | None:
+    """Return what :func:`content_of` returned as what is loaded; None if it is the content of another file.
+
+    Raises:
+        CheckpointError: It is damaged, or has only weights where more is wanted.
+    """
+    if dictionary(content).get("format") != _FORMAT:
+        return None
+    if content.get("weights_only") and not weights_only:
+        raise CheckpointError(path, ONLY_WEIGHTS)
+    dictionary(dictionary(content.get("state")).get("timestamp")).pop("Timestamp", None)
+    try:
+        read = from_data(content, dict[str, Any], path)
+        data, processes = dict(read["state"]), list(read["processes"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(path, f"is not the state of a checkpoint: {error}") from None
+    needed = {"model", "algorithms", "modules"} if weights_only else data.keys()
+    unread = {name: data.pop(name) for name in [*data] if name not in needed}
+    if PROCESS in (extra := dictionary(data.get("extra"))):
+        own = [extra[PROCESS], *processes]
+        extra[OWN_PROCESS] = own[get_global_rank()] if len(own) == get_world_size() else None
+    return SavedRun(path, data, unread=unread)
+
+
+@attrs.frozen
+class FileFolder(LocalFolder):
+    """A local folder in which checkpoints whose names end in ``.pt`` are files, and others are folders.
+
+    Args:
+        path: The folder.
+        replaces: Whether a checkpoint also replaces a file of its name that is none.
+    """
+
+    replaces: bool = False
+
+    def names(self) -> list[str]:
+        """Return the names of possible checkpoints, without the files of ``torch.save`` that are none."""
+        visible = [entry.name for entry in self._entries(self.path) if entry.name[0] != "." and not entry.is_symlink()]
+        files = [name for name in visible if self._is_file(name) and (self._is_damaged(name) or self.sizes(name))]
+        return sorted([*super().names(), *files])
+
+    def sizes(self, name: str) -> dict[str, int | None]:
+        """Return the sizes of a checkpoint's files; of one that is a file, of its manifest and of all before it."""
+        if not self._is_file(name):
+            return super().sizes(name)
+        with self._archive(name) as archive:
+            last = archive.infolist()[-1] if archive else None
+            if last is None or not last.filename.endswith(f"/{MANIFEST}"):
+                return {}
+            return {MANIFEST: last.file_size, _RECORDS: last.header_offset}
+
+    def _is_damaged(self, name: str) -> bool:
+        try:
+            self.sizes(name)
+        except CheckpointError:
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def reader(self, name: str, file: str) -> Iterator[io.RawIOBase]:
+        """Open a file of a checkpoint for reading."""
+        if not self._is_file(name):
+            with super().reader(name, file) as source:
+                yield source
+            return
+        with self._archive(name) as archive, (self.path / name).open("rb", buffering=0) as records:
+            assert archive is not None  # else it has no size
+            content: Any = io.BytesIO(archive.read(archive.infolist()[-1])) if file == MANIFEST else records
+            yield content
+
+    def begin(self, name: str) -> str:
+        """Create a temporary folder for the files of a new checkpoint, and return its name."""
+        is_replaced = self._is_file(name) and (self.replaces or self._is_damaged(name))
+        return super().begin(f"{name}.new" if is_replaced else name)
+
+    def commit(self, name: str, draft: str, manifest: Manifest) -> None:
+        """Give a checkpoint its name, as one file if this ends in ``.pt``; one that had the name is replaced."""
+        if not name.endswith(SUFFIX):
+            super().commit(name, draft, manifest)
+            return
+        written, file = OpenCheckpoint(LocalFolder(self.path), draft, manifest), self.path / draft / "file"
+        try:
+            with file.open("xb") as target:
+                torch.save(content_of(written), target)
+            _add_manifest(file, manifest)
+            file.replace(self.path / name)
+            sync_folder(self.path)
+        except (OSError, RuntimeError) as error:
+            raise CheckpointSaveError(self.path / name, f"{type(error).__name__}: {error}") from error
+
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint."""
+        if not self._is_file(name):
+            super().delete(name)
+            return
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointSaveError(self.path / name, f"an old one cannot be deleted: {error}") from error
+
+    def _is_file(self, name: str) -> bool:
+        return name.endswith(SUFFIX) and (self.path / name).is_file()
+
+    @contextlib.contextmanager
+    def _archive(self, name: str) -> Iterator[zipfile.ZipFile | None]:
+        """Open a file of ``torch.save``, and yield None for one that does not begin as such."""
+        path = self.path / name
+        try:
+            with path.open("rb") as file:
+                if file.read(len(_MAGIC)) == _MAGIC:
+                    with zipfile.ZipFile(file) as archive:
+                        yield archive
+                else:
+                    yield None
+        except (zipfile.BadZipFile, OSError, IndexError) as error:
+            raise CheckpointError(path, f"is not a complete file of torch.save: {error}") from None
+
+
+def _add_manifest(file: Path, manifest: Manifest) -> None:
+    """Add the manifest to a file of ``torch.save``, and return when the file is on the disk."""
+    digest = xxhash.xxh3_128()
+    with zipfile.ZipFile(file, "a") as archive, file.open("rb") as source:
+        size = archive.start_dir  # of all records; what follows, a list of them, is written again
+        for begin in range(0, size, _CHUNK):
+            digest.update(source.read(min(_CHUNK, size - begin)))
+        complete = attrs.evolve(manifest, files={_RECORDS: FileRecord(size, digest.hexdigest())})
+        archive.writestr(f"{archive.namelist()[0].partition('/')[0]}/{MANIFEST}", complete.to_bytes())
+    with file.open("rb+") as target:
+        os.fsync(target.fileno())
+
+
+def open_files(path: str | os.PathLike[str], *, replaces: bool = False) -> Folder:
+    """Return the folder of a path or URL, in which checkpoints may be files if it is local."""
+    return open_folder(path) if is_remote(path) else FileFolder(local_path(path).absolute(), replaces)
+
+
+def save_as_files(saver: CheckpointSaver, state: State, *, is_split: bool) -> None:
+    """Let a saver of a Trainer write files, if nothing is in the way, else warn.
+
+    Args:
+        saver: The saver, with a name of checkpoints that ends in ``.pt``.
+        state: The run.
+        is_split: Whether each process has a part of the model, so that a checkpoint has to be a folder.
+    """
+    place = saver.folder if is_remote(saver.folder) else next(iter(saver.folders_of_copies(state)), None)
+    if is_split or place is not None:
+        _warn_of_folder(saver.filename, place)
+    else:
+        saver.open_folder = partial(open_files, replaces=saver.overwrite)
+
+
+def save_in_one_file(state: State, path: str, *, extra: Mapping[str, Any] | None, **options: Any) -> str:
+    """Save a checkpoint in all processes, as a file if its name ends in ``.pt``, and return its path.
+
+    Args:
+        state: The run.
+        path: Its path or URL.
+        extra: More to save, by name.
+        options: See :func:`~composer.checkpoint.saving.save_in_all_processes`.
+    """
+    if path.endswith(SUFFIX) and not is_sharded(state.model) and not is_remote(path):
+        options |= {"open_folder": partial(open_files, replaces=True), "overwrite": True}  # as torch.save does
+    elif path.endswith(SUFFIX):
+        _warn_of_folder(path, path if is_remote(path) else None)
+    return save_in_all_processes(state, path, extra=extra, **options)
+
+
+def _warn_of_folder(name: str, place: str | None) -> None:
+    reason = "each process writes its part of the model" if place is None else f"{without_secret_urls(place)} is a URL"
+    warn_former(f"The checkpoint {name!r} is a folder and no file, because {reason}: remove '{SUFFIX}' from its name.")
