@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear
 
 from composer import functional as cf
+from composer.functional.transformers_loss import logits_of
 
 
 @pytest.fixture
@@ -94,6 +95,49 @@ class TestDeferred:
         loss = torch.compile(model, backend="aot_eager")(hidden)
 
         torch.testing.assert_close(torch.autograd.grad(loss, head.weight), right)
+
+
+OTHERS = {
+    "log_softmax": lambda logits: logits.log_softmax(-1)[..., 0].sum(),
+    "a function": lambda logits: torch.cat([logits, logits], 1).square().sum(),
+    "operators": lambda logits: ((1 - (logits + 1)) ** 2).sum(),
+    "properties": lambda logits: logits.mT.square().sum() / logits.numel() * logits.size(0) * len(logits),
+}
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 8), reason="torch 2.7 takes each compilation for an export")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which dynamo reads
+class TestCompiled:
+    """A head of a model that computes its loss in ``forward``."""
+
+    @pytest.mark.parametrize("name", sorted((LOSSES | OTHERS).keys() - {"a mask"}))  # whose shape depends on data
+    def test_one_graph(self, head, hidden, name):
+        """Loss and gradients are those of all logits, in one graph, also of operations that need them."""
+        head.has_loss_in_forward = True
+        call = (LOSSES | OTHERS)[name]
+        torch.compiler.reset()
+
+        loss = torch.compile(lambda x: call(head(x)), backend="eager", fullgraph=True)(hidden)
+
+        right = call(linear(hidden, head.weight, head.bias))
+        torch.testing.assert_close(loss, right, rtol=1e-12, atol=1e-12)
+        gradients = (torch.autograd.grad(one, (hidden, head.weight, head.bias)) for one in (loss, right))
+        torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
+
+    def test_logits_after_the_graph(self, head, hidden):
+        """Logits that leave the graph are used as those of a head that is not compiled, and cannot be changed."""
+        head.has_loss_in_forward = True
+
+        outputs = torch.compile(lambda x: {"logits": head(x)}, backend="eager", fullgraph=True)(hidden)
+
+        logits = logits_of(outputs)
+        assert isinstance(logits, torch.Tensor)
+        torch.testing.assert_close(LOSSES["rows"](logits), LOSSES["rows"](linear(hidden, head.weight, head.bias)))
+        torch.testing.assert_close(LOSSES["rows"](outputs["logits"]), LOSSES["rows"](logits))
+        with pytest.raises(RuntimeError, match="'add_' cannot change them"):
+            outputs["logits"].add_(1)
+        with pytest.raises(RuntimeError, match="'__setitem__' cannot change them"):
+            outputs["logits"][0] = 1
 
 
 class TestComputed:

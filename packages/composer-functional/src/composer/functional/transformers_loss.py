@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+from composer.functional.layers.chunked_head import TracedLogits
 from composer.functional.losses import soft_cross_entropy
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def logits_of(outputs: Mapping[str, Any]) -> Tensor:
             "change labels need one tensor of scores: remove them, or let the model return it as 'logits'."
         )
     logits: Tensor = outputs["logits"]
-    return logits
+    return logits.to_tensor() if isinstance(logits, TracedLogits) else logits
 
 
 class LossCorrection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import EllipsisType, NoneType
 from typing import Any
 
@@ -32,7 +33,8 @@ class ChunkedHead(nn.Linear):
     error.
 
     In evaluation, and in ``torch.export``, it is a ``torch.nn.Linear`` with the limit. ``torch.compile`` breaks its
-    graph at the head and at each operation on the logits.
+    graph at the head and at each operation on the logits, unless ``has_loss_in_forward`` is True: then the head returns
+    an object in a compiled model, on which the same operations and the cross entropy are part of the graph.
 
     Shape: ``(..., in_features)`` to ``(..., out_features)``.
 
@@ -43,6 +45,9 @@ class ChunkedHead(nn.Linear):
         chunk_size: See :func:`~composer.functional.linear_cross_entropy`.
         z_loss: The factor of the z-loss, which is added to the cross entropy if gradients are enabled.
         softcap: The limit of the logits, also in evaluation; see :func:`~composer.functional.softcap`.
+
+    Attributes:
+        has_loss_in_forward: Whether the ``forward`` of the model computes the loss, as of models of Transformers.
 
     Raises:
         ValueError: A setting is out of range; or in ``forward`` the weight is a DTensor, as with tensor parallelism.
@@ -55,6 +60,8 @@ class ChunkedHead(nn.Linear):
         >>> logits.shape, loss.shape, type(head.eval()(torch.rand(2, 8))).__name__
         (torch.Size([2, 3, 100]), torch.Size([]), 'Tensor')
     """
+
+    has_loss_in_forward = False
 
     def __init__(
         self,
@@ -73,13 +80,16 @@ class ChunkedHead(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the logits, in training such as are computed when they are used."""
-        if not self.training or torch.compiler.is_exporting():
+        if not self.training or torch.compiler.is_exporting():  # which is True in every graph of torch 2.7
             logits = linear(input, self.weight, self.bias)
             return logits if self.softcap is None else softcap(logits, self.softcap)
-        return self._defer(input)
+        fields = self._fields(input)
+        if self.has_loss_in_forward and torch.compiler.is_compiling():
+            return TracedLogits(**fields)  # type: ignore[return-value]  # a Tensor would be a break of the graph
+        return _deferred(**fields)
 
-    @_disable_dynamo
-    def _defer(self, input: Tensor) -> Tensor:
+    def _fields(self, input: Tensor) -> dict[str, Any]:
+        """Return what logits of an input are computed from."""
         if is_dtensor(self.weight):
             raise ValueError(
                 f"The head of {self.out_features} classes must not be sharded by tensor parallelism to compute its "
@@ -89,7 +99,7 @@ class ChunkedHead(nn.Linear):
         if torch.is_autocast_enabled(device) and input.dtype is not torch.float64:
             amp = torch.get_autocast_dtype(device)
         inputs = {"hidden": input, "weight": self.weight, "bias": self.bias, "softcap": self.softcap}
-        return _create(head=self, amp=amp, dtype=amp or input.dtype, **inputs)
+        return {"head": self, "amp": amp, "dtype": amp or input.dtype, **inputs}
 
     def extra_repr(self) -> str:
         """Return the settings for ``repr``."""
@@ -165,12 +175,8 @@ class _Logits(Tensor):
                 return result
         if name == "register_hook" and getattr(args[1], "__module__", "").startswith("torch.distributed"):
             return args[0].hidden.register_hook(args[1])  # FSDP2 waits for the beginning of the backward pass
-        is_change = name in _CHANGES or (name.endswith("_") and not name.startswith("_"))
-        if is_change and isinstance(args[0], _Logits):
-            raise RuntimeError(
-                f"The logits of a ChunkedHead are not stored, so {name!r} cannot change them. Use an operation that "
-                "returns new logits, or remove ChunkedCrossEntropy."
-            )
+        if isinstance(args[0], _Logits):
+            _check_unchanged(name)
         args, kwargs = tree_map_only(_Logits, lambda one: one.compute(name), (args, kwargs))
         return func(*args, **kwargs)
 
@@ -178,6 +184,15 @@ class _Logits(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Raise an error: logits that are not stored cannot be read."""
         raise RuntimeError(f"The logits of a ChunkedHead are not stored, so {func} cannot read them.")
+
+
+def _check_unchanged(name: str) -> None:
+    """Raise a RuntimeError for an operation that changes logits in place."""
+    if name in _CHANGES or (name.endswith("_") and not name.startswith("_")):
+        raise RuntimeError(
+            f"The logits of a ChunkedHead are not stored, so {name!r} cannot change them. Use an operation that "
+            "returns new logits, or remove ChunkedCrossEntropy."
+        )
 
 
 class _Create(torch.autograd.Function):
@@ -193,11 +208,100 @@ class _Create(torch.autograd.Function):
         return (None,) * 4
 
 
+@_disable_dynamo
+def _deferred(**fields: Any) -> _Logits:
+    return _create(**fields)
+
+
 def _create(**fields: Any) -> _Logits:
     logits: _Logits = _Create.apply(fields, fields["hidden"], fields["weight"], fields["bias"])
     return logits
 
 
+class TracedLogits:
+    """The logits of a head in a graph that is compiled, of which a tensor of a subclass would be a break.
+
+    It has the operations of logits that are computed when they are used, and computes them for all others. Outside of
+    the graph :meth:`to_tensor` returns a tensor.
+
+    Args:
+        fields: As of :class:`ChunkedHead`'s logits: ``head``, ``hidden``, ``weight``, ``bias``, ``softcap``, ``amp``
+            and ``dtype``.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+        self.head, self.hidden, self.weight, self.bias = (fields[name] for name in _TENSORS)
+        self.softcap, self.dtype, self.device = fields["softcap"], fields["dtype"], fields["hidden"].device
+        self.ndim, self.shape = self.hidden.ndim, torch.Size((*self.hidden.shape[:-1], self.weight.shape[0]))
+
+    def to_tensor(self) -> Tensor:
+        """Return a tensor of the same logits, which are not computed either."""
+        return _deferred(**self.fields)
+
+    def replaced(self, **changes: Any) -> TracedLogits:
+        """Return the logits of other inputs."""
+        return TracedLogits(**{**self.fields, **changes})
+
+    def as_called(self) -> torch.autocast:
+        """Return the context of autocast in which the head was called."""
+        amp = self.fields["amp"]
+        return torch.autocast(self.device.type, amp, enabled=amp is not None)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the shape, or one dimension of it."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        """Return the number of logits."""
+        return math.prod(self.shape)
+
+    def compute(self, _: str = "") -> Tensor:
+        """Return all logits."""
+        with self.as_called():
+            logits = linear(self.hidden, self.weight, self.bias)
+        return (logits if self.softcap is None else softcap(logits, self.softcap)).to(self.dtype)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of tensors, without the logits if possible."""
+        result = _OPERATIONS[name](self, *args, **kwargs) if name in _OPERATIONS else NotImplemented
+        if result is not NotImplemented:
+            return result
+        _check_unchanged(name)
+        return getattr(self.compute(), name)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method or an attribute of tensors."""
+        value = getattr(Tensor, name)
+        return partial(self.call, name) if callable(value) else getattr(self.compute(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a function without the logits if possible; otherwise compute them."""
+        name, kwargs = func.__name__, {**(kwargs or {})}
+        if not args and "input" in kwargs:
+            args = (kwargs.pop("input"),)
+        if isinstance(args[0], TracedLogits):
+            if name in _OPERATIONS and (result := _OPERATIONS[name](*args, **kwargs)) is not NotImplemented:
+                return result
+            _check_unchanged(name)
+        args, kwargs = tree_map_only(TracedLogits, TracedLogits.compute, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *others: self.call(name, *others)
+
+
+# Python looks up the methods of operators in the class.
+for _name in (
+    *("__getitem__", "__setitem__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__"),
+    *("__rtruediv__", "__pow__", "__neg__", "__len__", "__gt__", "__ge__", "__lt__", "__le__"),
+):
+    setattr(TracedLogits, _name, _operator(_name))
+_TENSORS = ("head", "hidden", "weight", "bias")
 _METADATA = frozenset(
     {"__hash__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point"}
     | {"ndimension", "nelement", "numel", "size"}

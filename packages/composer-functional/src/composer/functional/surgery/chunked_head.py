@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import nn
 
 from composer.functional.checks import check_modules
 from composer.functional.layers.chunked_head import ChunkedHead
 from composer.functional.linear_cross_entropy import check_head_settings
 from composer.functional.surgery.replace import SurgeryReport, as_class, is_untouched, replace_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["apply_chunked_cross_entropy"]
 
@@ -51,9 +56,11 @@ def apply_chunked_cross_entropy(
     check_modules(model=model)
     check_head_settings(chunk_size, z_loss, softcap)
     found = _find_head(model, head)
+    has_loss = any(head is found for head in _heads(model, "get_output_embeddings"))  # models of Transformers
 
     def replace(linear: nn.Module, _: int) -> nn.Module:
-        return as_class(ChunkedHead, linear, chunk_size=chunk_size, z_loss=z_loss, softcap=softcap)
+        settings = {"chunk_size": chunk_size, "z_loss": z_loss, "softcap": softcap}
+        return as_class(ChunkedHead, linear, **settings, has_loss_in_forward=has_loss)
 
     is_new = not isinstance(found, ChunkedHead)
     return replace_layers(model, {nn.Linear: replace}, lambda layer: is_new and layer is found)
@@ -63,12 +70,7 @@ def _find_head(model: nn.Module, name: str | None) -> nn.Module:
     if name is not None:
         found = dict(model.named_modules()).get(name)
     else:
-        methods = (
-            getattr(module, method, None)
-            for module in model.modules()
-            for method in ("get_output_embeddings", "get_classifier")
-        )
-        found = next((head for method in methods if method and isinstance(head := method(), nn.Module)), None)
+        found = next(_heads(model, "get_output_embeddings", "get_classifier"), None)
     is_plain = isinstance(found, nn.Linear) and type(found).forward is nn.Linear.forward and is_untouched(found)
     if found is None or not (is_plain or isinstance(found, ChunkedHead)):
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -78,3 +80,9 @@ def _find_head(model: nn.Module, name: str | None) -> nn.Module:
             f"last linear layers are {', '.join(map(repr, linear[-3:])) or 'none'}."
         )
     return found  # type: ignore[no-any-return]
+
+
+def _heads(model: nn.Module, *names: str) -> Iterator[nn.Module]:
+    """Yield the modules that methods of a model's parts return."""
+    methods = (getattr(module, name, None) for module in model.modules() for name in names)
+    return (head for method in methods if method and isinstance(head := method(), nn.Module))

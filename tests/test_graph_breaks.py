@@ -1,0 +1,59 @@
+"""The graphs that torch.compile makes of a language model with each method that changes its forward pass."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import composer.algorithms as al
+from composer import Trainer
+from composer.models import HuggingFaceModel
+
+transformers = pytest.importorskip("transformers")
+
+METHODS = {
+    "none": lambda: None,
+    "ActivationCheckpointing": al.ActivationCheckpointing,
+    "Alibi": lambda: al.Alibi(16),
+    "ChunkedCrossEntropy": lambda: al.ChunkedCrossEntropy(chunk_size=5, z_loss=1e-4),
+    "GatedLinearUnits": al.GatedLinearUnits,
+    "GyroDropout": lambda: al.GyroDropout(sigma=4, tau=2),
+    "LabelSmoothing": lambda: al.LabelSmoothing(0.1, target_key="labels"),
+    "LowPrecisionLayerNorm": al.LowPrecisionLayerNorm,
+    "NEFTune": al.NEFTune,
+}
+BREAKS = dict.fromkeys(METHODS, 0)
+"""The breaks of the graph of the forward pass, which has the loss."""
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which dynamo reads
+@pytest.mark.parametrize("name", METHODS)
+def test_breaks_of_a_language_model(name):
+    """GPT-2 compiles to as many graphs more than one as the table states."""
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph
+
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 64}
+    network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    network.loss_type = "ForCausalLM"  # otherwise the model prints a warning, which is a break
+    model = HuggingFaceModel(network, metrics=[])
+    rows = [{"input_ids": ids, "labels": ids} for ids in torch.randint(64, (4, 8))]
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(rows, batch_size=4),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        algorithms=METHODS[name](),
+        max_duration="1ep",
+        compile_config={"backend": count},
+        precision="amp_bf16",
+        device="cpu",
+        progress_bar=False,
+    )
+
+    trainer.fit()
+
+    assert len(graphs) - 1 == BREAKS[name]
