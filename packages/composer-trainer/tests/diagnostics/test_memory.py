@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from composer.diagnostics import estimate_memory
+from composer.diagnostics import estimate_memory, summary
 from composer.models import ComposerClassifier
 from fixtures import small_run
 
@@ -56,7 +56,7 @@ class TestNothingStaysChanged:
             trainer = make_images()
             for _ in range(2):
                 if summarizes:
-                    trainer.summary()
+                    summary(trainer)
                 trainer.fit(duration="2ba")
             trained.append((trainer.state.model.state_dict(), torch.get_rng_state()))
 

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from composer import distributed as cd
 from composer import functional as cf
 from composer.core import Precision, State
+from composer.diagnostics import summary
 from composer.distributed.sharding import shard
 from fixtures import small_run
 from fixtures.processes import run_processes
@@ -181,8 +182,8 @@ def test_sharded_training_is_saved_and_resumed(tmp_path):
 def test_summary_of_a_sharded_model():
     """A summary raises an error with the remedy: the weights outside of the blocks are not gathered for it."""
     trainer = small_run(parallelism_config={"fsdp": {}}, max_duration="1ba")
-    trainer.summary()
+    summary(trainer)
     trainer.fit()
 
-    with pytest.raises(ValueError, match=r"cannot be summarized, .* Call summary\(\) before fit\(\)"):
-        trainer.summary()
+    with pytest.raises(ValueError, match=r"cannot be summarized, .* Call summary\(trainer\) before fit\(\)"):
+        summary(trainer)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from composer.algorithms import LabelSmoothing
 from composer.callbacks import NaNMonitor
 from composer.core import Callback, DataSpec, Time
+from composer.diagnostics import find_lr
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.optim import ConstantScheduler, LinearWithWarmupScheduler
@@ -265,7 +266,7 @@ class TestModes:
         before, modes = frozen.running_mean.clone(), [module.training for module in model.modules()]
 
         trainer = small_run(model=model, train_dataloader=data, max_duration="1ep")
-        trainer.fit() if use == "fit" else trainer.find_lr()
+        trainer.fit() if use == "fit" else find_lr(trainer)
 
         assert torch.equal(frozen.running_mean, before)
         assert [module.training for module in model.modules()] == modes
@@ -283,7 +284,7 @@ class TestModes:
         trainer = small_run(**settings, max_duration="4ba", eval_interval="2ba")
         base[2].register_forward_pre_hook(lambda *_: trains.append({module.training for module in base.modules()}))
 
-        getattr(trainer, "fit" if use == "load_weights" else use)()
+        find_lr(trainer) if use == "find_lr" else trainer.fit()
 
         by_fit = [{True}] * 2 + [{False}] * 2
         assert trains == by_fit * 2 if use in {"fit", "load_weights"} else trains == [{True}] * len(trains) != []

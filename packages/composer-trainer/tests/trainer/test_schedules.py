@@ -9,6 +9,7 @@ from torch.optim import lr_scheduler
 
 from composer.algorithms import SWA
 from composer.core import Callback
+from composer.diagnostics import find_lr
 from composer.optim import (
     ConstantScheduler,
     DecoupledAdamW,
@@ -292,7 +293,7 @@ class TestAssignedRates:
         """Between the constructor and the training, also after find_lr."""
         trainer, optimizer = run_with(kind, 0.1, schedulers=LinearScheduler(), max_duration="4ba")
         if search:
-            trainer.find_lr(num_batches=2)
+            find_lr(trainer, num_batches=2)
         optimizer.param_groups[0]["lr"] = 0.004
 
         assert rates_of(trainer) == pytest.approx([0.004, 0.003, 0.002, 0.001])

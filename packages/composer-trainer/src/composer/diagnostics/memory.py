@@ -11,17 +11,17 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from composer.core import DataSpec, Precision, State, get_precision_context
 from composer.core.optimizers import unwrapped
+from composer.diagnostics.layers import first_microbatch
+from composer.diagnostics.learning_rate import train_step
+from composer.diagnostics.trial import data_of, trial
 from composer.functional.checks import check_whole
 from composer.functional.dtensors import is_sharded
 from composer.functional.nested import leaves
 from composer.trainer.gradients import split_microbatches
 from composer.trainer.optimization import Optimization
-from composer.trainer.tools.find_lr import train_step
-from composer.trainer.tools.summary import first_microbatch
-from composer.trainer.tools.trial import trial
 
 if TYPE_CHECKING:
-    from composer.trainer.trainer import Trainer
+    from composer.trainer import Trainer
 
 
 def estimate_memory(
@@ -61,9 +61,7 @@ def estimate_memory(
         >>> memory["parameters"], memory["optimizer state"], memory["batch"]
         (40, 40, 1536)
     """
-    if not hasattr(trainer, "state"):
-        raise TypeError(f"trainer must be a Trainer, which has the model and its data, got {type(trainer).__name__}.")
-    state, spec = trainer.state, trainer._data.spec  # noqa: SLF001  (the data of the trainer)
+    state, spec = data_of(trainer)
     if batch_size is not None:
         check_whole("batch_size", batch_size, 1, "It counts samples.")
     if is_sharded(state.model):

@@ -11,17 +11,17 @@ from torch.overrides import TorchFunctionMode
 
 from composer.core import Precision, State
 from composer.core.step import Step
+from composer.diagnostics.trial import data_of, trial, weighted_microbatches
 from composer.functional.checks import check_whole
 from composer.functional.dtensors import is_sharded
 from composer.trainer.evaluation.evaluate import first_batch
 from composer.trainer.optimization import Optimization
-from composer.trainer.tools.trial import trial, weighted_microbatches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from composer.core.step import Microbatch
-    from composer.trainer.trainer import Trainer
+    from composer.trainer import Trainer
 
 _ROUNDING, _ROUNDING_16_BITS = 1e-3, 0.02
 """Relative differences of gradients that rounding may cause."""
@@ -56,9 +56,7 @@ def check_microbatches(trainer: Trainer, microbatch_size: int | None = None) -> 
         >>> check_microbatches(trainer, 2) < 1e-4
         True
     """
-    if not hasattr(trainer, "state"):
-        raise TypeError(f"trainer must be a Trainer, which has the model and its data, got {type(trainer).__name__}.")
-    state, spec = trainer.state, trainer._data.spec  # noqa: SLF001  (the data of the trainer)
+    state, spec = data_of(trainer)
     if spec is None or is_sharded(state.model):
         raise ValueError("check_microbatches needs a train_dataloader, and must be called before fit().")
     with trial(state, spec.dataloader, steps=False), _NoDropout():

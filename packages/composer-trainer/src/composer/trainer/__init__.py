@@ -3,10 +3,9 @@
 from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 from composer.trainer.result import FitResult
-from composer.trainer.tools.find_lr import LRSearch
 from composer.trainer.trainer import Trainer
 
-__all__ = ["FitResult", "LRSearch", "Trainer"]
+__all__ = ["FitResult", "Trainer"]
 
 unquote_annotations(globals())
 serve_former_names(__name__)

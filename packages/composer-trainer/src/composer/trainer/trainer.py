@@ -1,4 +1,4 @@
-"""The trainer: its arguments, and the methods that train, evaluate, predict, summarize and export.
+"""The trainer: its arguments, and the methods that train, evaluate, predict and export.
 
 ``Assembly``, the base class, makes the parts of the settings, which live as long as the Trainer. :meth:`Trainer.fit`
 checks its arguments (1), makes them the settings in use (2), and creates a ``Run``, which lasts for the call.
@@ -50,9 +50,7 @@ from composer.trainer.settings.groups import Settings
 from composer.trainer.stopping import StopSignals
 from composer.trainer.tools.dry_run import check_dry_run, dry_run_settings, short_evaluators
 from composer.trainer.tools.environment import warn_of_mosaicml
-from composer.trainer.tools.find_lr import LRSearch, find_lr
 from composer.trainer.tools.names import missing_attribute, suggests_names
-from composer.trainer.tools.summary import summarize
 
 if TYPE_CHECKING:
     import os
@@ -426,55 +424,6 @@ class Trainer(Assembly):
         with self._stopped_by(StopSignals()) as signals:
             collected = predict(self.engine, spec, subset, signals, collect=return_outputs, targets=with_targets)
         return collected.joined() if join else collected.outputs
-
-    def summary(self, sample_input: Any = None, *, max_depth: int = 3) -> Any:
-        """Compute one batch, and return the layers, their shapes and parameters as a table of torchinfo.
-
-        No algorithm runs at its events. The model and all generators are left as they were, bit for bit. For the memory
-        of a step see :func:`~composer.diagnostics.estimate_memory`.
-
-        Args:
-            sample_input: A batch as the model's ``forward`` takes it; the first microbatch to train on if None.
-            max_depth: How many levels of modules are listed below the model.
-
-        Returns:
-            A ``torchinfo.ModelStatistics``, which prints as a table.
-
-        Raises:
-            ModuleNotFoundError: torchinfo is not installed.
-            ValueError: There is no batch, or the model is sharded, as by ``parallelism_config={"fsdp": {}}`` in a fit.
-        """
-        return summarize(self.state, self._data.spec, sample_input, max_depth=max_depth)
-
-    def find_lr(
-        self, *, start_lr: float = 1e-6, end_lr: float = 10.0, num_batches: int = 100, stop_factor: float = 4.0
-    ) -> LRSearch:
-        """Train a few batches with growing learning rates and return the losses (range test, arXiv:1506.01186).
-
-        The rates grow from step to step by the same factor, in each parameter group in proportion. Afterwards weights,
-        optimizers and generators are restored bit for bit. No algorithm runs at its events; those that have changed the
-        model or wrapped the optimizers are in effect. It runs in one process.
-
-        Args:
-            start_lr: The first learning rate.
-            end_lr: The last one.
-            num_batches: The number of steps; the data are repeated if they have fewer batches.
-            stop_factor: The search ends early at a loss that is higher than the first one and so many times the lowest.
-
-        Returns:
-            The rates and losses; ``search.suggestion`` is a first guess, and ``search.plot()`` draws them.
-
-        Raises:
-            ValueError: A value is out of range, there is no data, or the first loss is not finite.
-        """
-        return find_lr(
-            self.state,
-            self._data.spec,
-            start_lr=start_lr,
-            end_lr=end_lr,
-            num_batches=num_batches,
-            stop_factor=stop_factor,
-        )
 
     def export_for_inference(
         self,

@@ -1,1 +1,1 @@
-"""What a trainer offers beside training: summaries, a search for a learning rate, dry runs and names of arguments."""
+"""What a trainer offers beside training: dry runs, and names of arguments in other libraries."""

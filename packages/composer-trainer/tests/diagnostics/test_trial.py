@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from composer.core import State
-from composer.trainer.tools.trial import trial
+from composer.diagnostics.trial import trial
 from fixtures import full_copy, same_bits
 
 

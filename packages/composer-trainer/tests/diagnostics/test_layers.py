@@ -1,14 +1,15 @@
 """The summary of a model."""
 
+from composer.diagnostics import summary
 from fixtures import small_run
 
 
 class TestLayers:
     def test_paths_classes_and_shapes(self):
         """Each layer has its name, its class, the shape of its output, and its parameters."""
-        summary = small_run().summary()
+        table = summary(small_run())
 
-        layers = [(one.var_name, one.class_name, one.output_size, one.num_params) for one in summary.summary_list]
+        layers = [(one.var_name, one.class_name, one.output_size, one.num_params) for one in table.summary_list]
         assert layers == [
             ("ComposerClassifier", "ComposerClassifier", [4, 3], 67),
             ("module", "Sequential", [4, 3], 67),
@@ -16,17 +17,17 @@ class TestLayers:
             ("1", "ReLU", [4, 8], 0),
             ("2", "Linear", [4, 3], 27),
         ]
-        assert "Linear (2)" in str(summary)
+        assert "Linear (2)" in str(table)
 
     def test_frozen_parameters(self):
         """They are counted apart."""
         trainer = small_run()
         trainer.state.model.module[0].bias.requires_grad_(False)
 
-        summary = trainer.summary()
+        table = summary(trainer)
 
-        assert (summary.total_params, summary.trainable_params) == (67, 59)
+        assert (table.total_params, table.trainable_params) == (67, 59)
 
     def test_compiled_model(self):
         """The layers of a compiled model are shown."""
-        assert "Linear (2)" in str(small_run(compile_config={"backend": "eager"}).summary())
+        assert "Linear (2)" in str(summary(small_run(compile_config={"backend": "eager"})))

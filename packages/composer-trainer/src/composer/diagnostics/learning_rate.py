@@ -13,6 +13,7 @@ from torch import Tensor
 
 from composer.core import DataSpec
 from composer.core.step import Step
+from composer.diagnostics.trial import data_of, trial, weighted_microbatches
 from composer.distributed import get_world_size
 from composer.functional.checks import check_interval, check_whole
 from composer.loggers.products import import_product
@@ -21,12 +22,12 @@ from composer.trainer.data.batches import prepare_batch
 from composer.trainer.data.order import make_order
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.optimization import Optimization
-from composer.trainer.tools.trial import trial, weighted_microbatches
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from composer.core import State
+    from composer.trainer import Trainer
 
 _WINDOW = 20
 """A loss is smoothed over a tenth of the steps: over this part of them before it, and as many after it."""
@@ -95,9 +96,44 @@ class LRSearch:
 
 
 def find_lr(
-    state: State, spec: DataSpec | None, *, start_lr: float, end_lr: float, num_batches: int, stop_factor: float
+    trainer: Trainer,
+    *,
+    start_lr: float = 1e-6,
+    end_lr: float = 10.0,
+    num_batches: int = 100,
+    stop_factor: float = 4.0,
 ) -> LRSearch:
-    """Return the losses at growing learning rates; see :meth:`composer.trainer.Trainer.find_lr`."""
+    """Train a few batches with growing learning rates and return the losses (range test, arXiv:1506.01186).
+
+    The rates grow from step to step by the same factor, in each parameter group in proportion. Afterwards weights,
+    optimizers and generators are restored bit for bit. No algorithm runs at its events; those that have changed the
+    model or wrapped the optimizers are in effect. It runs in one process.
+
+    Args:
+        trainer: The trainer, with its data.
+        start_lr: The first learning rate.
+        end_lr: The last one.
+        num_batches: The number of steps; the data are repeated if they have fewer batches.
+        stop_factor: The search ends early at a loss that is higher than the first one and so many times the lowest.
+
+    Returns:
+        The rates and losses; ``search.suggestion`` is a first guess, and ``search.plot()`` draws them.
+
+    Raises:
+        TypeError: ``trainer`` is something else, such as a model.
+        ValueError: A value is out of range, there is no data, or the first loss is not finite.
+
+    Example:
+        >>> from composer import Trainer
+        >>> from composer.models import ComposerClassifier
+        >>> model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
+        >>> batches = [(torch.rand(8, 4), torch.zeros(8, dtype=torch.long))]
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model=model, train_dataloader=batches, optimizers=optimizer, progress_bar=False)
+        >>> len(find_lr(trainer, num_batches=20).losses)
+        20
+    """
+    state, spec = data_of(trainer)
     _check(start_lr, end_lr, num_batches, stop_factor)
     if spec is None or isinstance(spec.dataloader, Iterator):
         got = "none" if spec is None else "an iterator, whose batches would be missing in the training"

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from composer.diagnostics import LRSearch, find_lr
 from composer.models import ComposerClassifier
 from composer.optim import DecoupledSGDW
-from composer.trainer.tools.find_lr import LRSearch
 from fixtures import make_classifier, make_loader, small_run
 
 
@@ -81,7 +81,7 @@ class TestNothingStaysChanged:
             trainer.fit(duration=f"{trained}ba")
         before = everything(trainer)
 
-        trainer.find_lr(num_batches=15)
+        find_lr(trainer, num_batches=15)
 
         after = everything(trainer)
         assert {name for name in before if before[name] != after[name]} == set()
@@ -93,7 +93,7 @@ class TestNothingStaysChanged:
             trainer = make_noisy(OPTIMIZERS["SGD"])  # which seeds the global generators
             for duration in ("7ba", "6ba"):
                 if searches:
-                    trainer.find_lr(num_batches=15)
+                    find_lr(trainer, num_batches=15)
                 trainer.fit(duration=duration)
             weights.append(everything(trainer)["weights"])
 
@@ -113,7 +113,7 @@ class TestNothingStaysChanged:
 
         model.loss = failing
         with pytest.raises(RuntimeError, match="on purpose"):
-            trainer.find_lr(num_batches=15)
+            find_lr(trainer, num_batches=15)
         del model.loss
 
         assert everything(trainer) == before
@@ -142,8 +142,12 @@ class TestSearch:
             expected.append(loss.item())
         model, optimizer = make()
 
-        search = small_run(model=model, optimizers=optimizer, train_dataloader=data).find_lr(
-            start_lr=1e-3, end_lr=1.0, num_batches=5, stop_factor=100.0
+        search = find_lr(
+            small_run(model=model, optimizers=optimizer, train_dataloader=data),
+            start_lr=1e-3,
+            end_lr=1.0,
+            num_batches=5,
+            stop_factor=100.0,
         )
 
         assert search.losses == pytest.approx(expected)
@@ -161,13 +165,13 @@ class TestSearch:
                 train_dataloader=[(inputs, labels)],
                 device_train_microbatch_size=size,
             )
-            losses.append(trainer.find_lr(num_batches=4, end_lr=0.1).losses)
+            losses.append(find_lr(trainer, num_batches=4, end_lr=0.1).losses)
 
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
     def test_ends_where_the_loss_explodes(self):
         """Steps end when the loss is several times the lowest; no loss that is infinite or NaN is in the result."""
-        search = small_run().find_lr(end_lr=1e9, num_batches=60)
+        search = find_lr(small_run(), end_lr=1e9, num_batches=60)
 
         assert len(search.losses) < 60
         assert all(map(math.isfinite, search.losses))
@@ -175,7 +179,7 @@ class TestSearch:
     def test_suggestion_trains(self):
         """A training with the suggested rate reduces the loss more than one with a hundredth of it."""
         final = {}
-        lr = small_run().find_lr(num_batches=60).suggestion
+        lr = find_lr(small_run(), num_batches=60).suggestion
         for rate in (lr, lr / 100):
             model = make_classifier()
             optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -201,7 +205,7 @@ class TestResult:
 
     def test_plot(self):
         """The plot has both curves on a logarithmic axis, and a line at the suggestion."""
-        search = small_run(train_dataloader=make_loader(batch_size=20)).find_lr(num_batches=30)
+        search = find_lr(small_run(train_dataloader=make_loader(batch_size=20)), num_batches=30)
 
         ax = search.plot(plt.figure().gca())
 
@@ -225,14 +229,14 @@ class TestBadInput:
     def test_arguments(self, options, message):
         """Each argument out of range raises an error with its name."""
         with pytest.raises((TypeError, ValueError), match=message):
-            small_run().find_lr(**options)
+            find_lr(small_run(), **options)
 
     def test_data_that_can_be_read_once(self):
         """An iterator raises, as its batches would be missing in the training."""
         with pytest.raises(ValueError, match="that can be iterated over again, got an iterator"):
-            small_run(train_dataloader=iter(list(make_loader()))).find_lr()
+            find_lr(small_run(train_dataloader=iter(list(make_loader()))))
 
     def test_first_loss_is_not_finite(self):
         """A first loss that is NaN raises."""
         with pytest.raises(ValueError, match="the loss of the first batch is not a finite number"):
-            small_run(train_dataloader=[(torch.full((4, 4), math.nan), torch.zeros(4, dtype=torch.long))]).find_lr()
+            find_lr(small_run(train_dataloader=[(torch.full((4, 4), math.nan), torch.zeros(4, dtype=torch.long))]))

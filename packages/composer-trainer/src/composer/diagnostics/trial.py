@@ -22,6 +22,18 @@ from composer.trainer.resume.contract import generators_of, has_state, objects_o
 
 if TYPE_CHECKING:
     from composer.core.step import Microbatch
+    from composer.trainer import Trainer
+
+
+def data_of(trainer: Trainer) -> tuple[State, DataSpec | None]:
+    """Return the state of a trainer, and its training data.
+
+    Raises:
+        TypeError: It is something else, such as a model.
+    """
+    if not hasattr(trainer, "state"):
+        raise TypeError(f"trainer must be a Trainer, which has the model and its data, got {type(trainer).__name__}.")
+    return trainer.state, trainer._data.spec  # noqa: SLF001
 
 
 @contextlib.contextmanager
