@@ -23,6 +23,7 @@ STOPS = {
     "second epoch": (["13ba"], {}),
     "subset": (["3ba", "5ba", "7ba"], {"train_subset_num_batches": 5}),
     "microbatches": (["3ba"], {"device_train_microbatch_size": 3}),
+    "file": (["3ba", "1ep"], {"save_filename": "ep{epoch}-ba{batch}-rank{rank}.pt"}),
 }
 EXACT = [name for name in LOADERS if name != "webdataset_that_counts"]
 CASES = [

@@ -11,27 +11,33 @@ from test_pt_files import NAMES, make_trainer
 
 from composer.algorithms import EMA
 from composer.checkpoint import find_checkpoints
+from composer.checkpoint.finding import open_checkpoint
 from composer.diagnostics import check_exact_resume
 from composer.distributed import get_global_rank
 from composer.foreign import pt_files
 
 
 def processes(folder):
-    """Compare the batches of each process with those of a run without a stop, and save a sharded model."""
+    """Compare the batches of each process with those of a run without a stop, and continue with a sharded model."""
     make = lambda **settings: make_trainer(2, algorithms=EMA(half_life="2ba"), device="cpu", **settings)  # noqa: E731
     check_exact_resume(make, stops=["2ba"], folder=folder / "ddp")
     content = torch.load(folder / "ddp" / "stop0" / "latest-rank0.pt", weights_only=True)
     assert len(content["processes"]) == 1  # that of the other process
 
+    options = {"parallelism_config": {"fsdp": {}}, "device": "cpu", "algorithms": EMA(half_life="2ba"), **NAMES}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer = make_trainer(save_folder=str(folder / "fsdp"), parallelism_config={"fsdp": {}}, device="cpu", **NAMES)
+        path = folder / "ddp" / "stop0" / "ep0-ba2-rank0.pt"
+        trainer = make_trainer(2, save_folder=str(folder / "fsdp"), load_path=path, **options)
     assert any("is a folder and no file, because each process writes its part" in str(one.message) for one in caught)
     with trainer:
-        trainer.fit(duration="1ep")
+        trainer.fit()
     if get_global_rank() == 0:
-        [one] = find_checkpoints(folder / "fsdp")
-        assert Path(one.path).is_dir()
+        [_, last] = find_checkpoints(folder / "fsdp")
+        assert Path(last.path).is_dir()
+        sharded = open_checkpoint(last.path).tensors("model.safetensors")
+        whole = torch.load(folder / "ddp" / "whole" / "latest-rank0.pt", weights_only=True)["state"]["model"]
+        torch.testing.assert_close(sharded, whole)
         print("complete")
 
 
