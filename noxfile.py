@@ -231,7 +231,8 @@ def gpu(session: nox.Session) -> None:
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *others)
     session.run("pytest", "-m", "gpu", "--durations=20", "packages", "tests", *session.posargs, env=TEST_ENV)
     if shutil.which("nvidia-smi"):  # elsewhere the tests were skipped with the reason
-        session.run("python", "benchmarks/gpu.py", env=TEST_ENV)
+        for half in ("first", "second"):
+            session.run("python", "benchmarks/gpu.py", "--half", half, env=TEST_ENV)
 
 
 @nox.session

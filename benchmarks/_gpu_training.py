@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import itertools
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
     Method = Callable[[], Algorithm]
 
-__all__ = ["SIZES", "attempt", "gpt", "make_clock", "make_resnet", "measure_peak", "packing", "resnet50"]
+__all__ = ["SIZES", "attempt", "fastest", "gpt", "make_clock", "make_resnet", "measure_peak", "packing", "resnet50"]
 
 RATIO = "relative to the plain loop"
 
@@ -121,6 +122,7 @@ FOR_TEXT: dict[str, Method] = {
     "SeqLengthWarmup": lambda: al.SeqLengthWarmup(1.0, 8, 1024),
     "SkipSpikes": al.SkipSpikes,
 }
+OF_LOSS: dict[str, Method] = {"ChunkedCrossEntropy": al.ChunkedCrossEntropy}
 
 
 def attempt(name: str, call: Callable[[], Iterable[Row]], options: Options) -> Iterator[Row]:
@@ -186,6 +188,7 @@ class Task:
     loss: Callable[[nn.Module, Any], Tensor]
     wrap: Callable[[nn.Module], nn.Module]
     optimizer: Callable[..., torch.optim.Optimizer]
+    compile_config: dict[str, Any] | None = None
 
 
 def make_resnet(size: str) -> nn.Module:
@@ -244,6 +247,41 @@ def resnet50(options: Options) -> Iterator[Row]:
 def gpt(options: Options) -> Iterator[Row]:
     """Train GPT-2 on random tokens, with the Trainer without a method and with each method for texts."""
     return train(options, texts(options), FOR_TEXT)
+
+
+def fastest(options: Options) -> Iterator[Row]:
+    """Train GPT-2 as fast as possible: compiled, flash attention, no dropout, full rows that fill the device."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    count, length = SIZES[options.size].rows
+    # Flash attention needs no mask and no dropout, and a number of classes that is a multiple of 64 is faster.
+    settings = {"vocab_size": 50304, **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)}
+    config = GPT2Config(n_positions=length, use_cache=False, **settings | SIZES[options.size].gpt)
+
+    def network() -> nn.Module:
+        model = GPT2LMHeadModel(config)
+        model.loss_type = "ForCausalLM"  # otherwise it prints a warning, which would break the graph
+        return model  # type: ignore[no-any-return]
+
+    def task(rows: int) -> Task:
+        batches = [dict.fromkeys(("input_ids", "labels"), torch.randint(config.vocab_size, (rows, length)))]
+        # A rehearsal on the CPU does not wait for the compiler of C++.
+        backend = {} if options.device == "cuda" else {"backend": "eager"}
+        usual = texts(options, batches, rows * length)
+        return dataclasses.replace(usual, network=network, compile_config=backend)
+
+    if options.device == "cuda":  # a row takes between 1 and 1.5 GiB with all its logits
+        count = max(8, torch.cuda.get_device_properties(0).total_memory // 2**30 // 8 * 8)
+    while True:
+        try:
+            PlainLoop(task(count), options).train(2)
+            break
+        except torch.OutOfMemoryError:
+            count //= 2
+        torch.compiler.reset()
+        free(options)
+    for row in train(options, task(count), OF_LOSS):
+        yield {**row, "rows": count}
 
 
 def packing(options: Options) -> Iterator[Row]:
@@ -305,6 +343,7 @@ def with_trainer(loop: PlainLoop, task: Task, method: Method | None, options: Op
         max_duration="1ep",
         precision=options.precision,
         device="gpu" if options.device == "cuda" else "cpu",
+        compile_config=task.compile_config,
         progress_bar=False,
         seed=0,
     ) as trainer:
@@ -337,6 +376,8 @@ class PlainLoop:
         self.task, self.options, self.device = task, options, options.device
         self.network = task.network().to(options.device).train()
         self.flops = count_flops(task, self.network, options.device)
+        if task.compile_config is not None:
+            self.network.compile(**task.compile_config)
         self.optimizer = task.optimizer(self.network.parameters())
         dtype = torch.float16 if options.precision == "amp_fp16" else torch.bfloat16
         self.autocast = torch.autocast(options.device, dtype, enabled=options.precision != "fp32")

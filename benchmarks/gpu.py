@@ -1,9 +1,10 @@
 """Measure on a GPU: overhead of trainers, ResNet-50 and GPT-2 with each method, packing, losses, saving and kernels.
 
-    python benchmarks/gpu.py                              all parts, in less than ten minutes
+    python benchmarks/gpu.py --half first                 half of the parts, in less than eight minutes
+    python benchmarks/gpu.py --half second                the others, likewise
     python benchmarks/gpu.py --parts overhead gpt         some of them
     python benchmarks/gpu.py --device cpu --size tiny     all parts with tiny sizes, to check the program
-    python benchmarks/gpu.py --publish build/gpu.jsonl    write these figures to gpu.jsonl and README.md beside it
+    python benchmarks/gpu.py --publish build/*.jsonl      write these figures to gpu.jsonl and README.md beside it
 
 Each part runs in a process of its own, for its share of what is left of ``--budget``: the last parts, which have the
 most variants, get what the first have not used. A variant that has not begun by then is not measured. Variants run in
@@ -44,7 +45,7 @@ import checkpoint as saving
 import losses
 import torch
 import trainers
-from _gpu_training import SIZES, attempt, gpt, make_clock, make_resnet, measure_peak, packing, resnet50
+from _gpu_training import SIZES, attempt, fastest, gpt, make_clock, make_resnet, measure_peak, packing, resnet50
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +65,7 @@ def main() -> None:
     """Measure the parts in processes of their own, or one of them as a child."""
     options = parse_arguments()
     if options.publish:
-        publish(options.publish.read_text(), FOLDER)
+        publish("".join(file.read_text() for file in options.publish), FOLDER)
     elif options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("--device cuda needs a GPU, and torch finds none. --device cpu --size tiny checks the program.")
     elif options.child:
@@ -80,17 +81,22 @@ def parse_arguments() -> Options:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--half", choices=HALVES, help="these parts, with an output of their own")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="default: %(default)s")
     parser.add_argument("--size", choices=SIZES, default="full", help="default: %(default)s")
     parser.add_argument("--precision", choices=["fp32", "amp_bf16", "amp_fp16"], default="amp_bf16")
-    parser.add_argument("--budget", type=float, default=560, help="seconds for all parts (default: %(default)s)")
+    parser.add_argument("--budget", type=float, default=440, help="seconds for all parts (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="blocks of each variant (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("build/gpu.jsonl"), help="default: %(default)s")
-    parser.add_argument("--publish", type=Path, metavar="FILE", help="measure nothing, and publish these JSON lines")
+    parser.add_argument("--publish", type=Path, nargs="+", metavar="FILE", help="publish JSON lines, measure nothing")
     parser.add_argument("--child", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--done", nargs="*", default=[], help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.half:
+        options.parts = HALVES[options.half]
+        options.output = options.output.with_stem(f"{options.output.stem}-{options.half}")
+    return options
 
 
 def write(options: Options) -> list[Row]:
@@ -277,8 +283,13 @@ PARTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "packing": packing,
     "overhead": overhead,
     "kernels": kernels,
+    "fastest": fastest,
     "gpt": gpt,
     "resnet50": resnet50,
+}
+HALVES = {
+    "first": ["loss", "checkpoint", "packing", "fastest", "resnet50"],
+    "second": ["overhead", "kernels", "gpt"],
 }
 
 
@@ -289,6 +300,7 @@ def render(rows: list[Row]) -> str:
         if row["part"] == "environment":
             others = [f"{name} {value}" for name, value in row.items() if name not in ("part", "name")]
             lines.append(f"{row['name']}: {', '.join(others)}.")
+    lines = [*dict.fromkeys(lines)]  # halves were measured with the same
     for part, call in PARTS.items():
         lines += ["", f"### {part}", "", str(call.__doc__), ""]
         found = [row for row in rows if row["part"] == part]

@@ -59,6 +59,16 @@ class TestArguments:
         with pytest.raises(SystemExit, match="needs a GPU, and torch finds none"):
             load().main()
 
+    def test_halves(self, load):
+        """Each part is in one half, whose output is its own; the parts that follow get what the first leave."""
+        gpu = load("gpu", "--half", "second", "--output", "build/gpu.jsonl")
+
+        options = gpu.parse_arguments()
+
+        assert sorted(gpu.HALVES["first"] + gpu.HALVES["second"]) == sorted(gpu.PARTS)
+        assert (options.parts, str(options.output)) == (gpu.HALVES["second"], "build/gpu-second.jsonl")
+        assert options.budget + gpu.OVERTIME < 480
+
 
 class TestParts:
     """What is measured."""
@@ -89,6 +99,14 @@ class TestParts:
         assert [row["name"] for row in rows[:2]] == ["all logits", "chunks"]
         assert rows[0]["relative to all logits"] == 1
         assert rows[1]["relative to all logits"] > 0
+
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which dynamo reads
+    def test_fastest(self, load):
+        """The loop and the Trainer compile the network, and train rows as long as its positions."""
+        rows = [*load().measure("fastest", options())]
+
+        assert [row["name"] for row in rows] == ["plain loop", "Trainer", "ChunkedCrossEntropy"]
+        assert all(row["rows"] == 4 and row["relative to the plain loop"] > 0 for row in rows)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("part", "methods"), [("resnet50", "FOR_IMAGES"), ("gpt", "FOR_TEXT")])
