@@ -542,7 +542,7 @@ class Writers:
         """Return the message of the first key that has one, or None at a deadline.
 
         ``until`` returns the deadline, in seconds of ``time.monotonic``, and is called repeatedly, as it may move.
-        After the deadline, nothing waits for any of the keys, and messages that are sent too late are removed.
+        A message that is sent later stays in the store: the keys of each save are its own.
         """
         assert self._messages is not None
         text = None
@@ -551,10 +551,7 @@ class Writers:
                 text = self._messages.take(keys, min(until(), time.monotonic() + _SECONDS_BETWEEN_CHECKS))
         except RuntimeError as error:  # as torch's errors of stores are
             return Message(error=f"process 0 cannot be reached: {error}", is_lost=True)
-        if text is None:
-            self._messages.give_up(keys)
-            return None
-        message: Message = read(json.loads(text), Message)
+        message: Message | None = None if text is None else read(json.loads(text), Message)
         return message
 
 

@@ -323,8 +323,7 @@ class MessageStore:
     """Strings by key from one process to another, through the store by which the process group was created.
 
     A thread that waits for another process through a process group would disturb, and could block, the collectives of
-    the training. All processes have to construct it at the same time. A string has one reader, which removes it, or
-    gives up and removes it later: nothing accumulates, and no other save deletes it.
+    the training. All processes have to construct it at the same time. A string has one reader, which removes it.
 
     Example:
         >>> messages = MessageStore()
@@ -335,7 +334,6 @@ class MessageStore:
 
     def __init__(self) -> None:
         self.rank, self.world_size = (get_global_rank(), get_world_size()) if is_connected() else (0, 1)
-        self._unwanted: set[str] = set()
         self._store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's list
         if self.world_size > 1:
             from torch.distributed.distributed_c10d import PrefixStore, _get_default_store  # noqa: PLC0415
@@ -354,10 +352,6 @@ class MessageStore:
             keys: The keys to wait for.
             until: The deadline, in seconds of ``time.monotonic``.
         """
-        for late in [*self._unwanted]:
-            if self._store.check([late]):
-                self._store.delete_key(late)
-                self._unwanted.discard(late)
         began = time.monotonic()
         while (key := next((one for one in keys if self._store.check([one])), None)) is None:
             now = time.monotonic()
@@ -368,7 +362,3 @@ class MessageStore:
         value: bytes = self._store.get(key)
         self._store.delete_key(key)
         return value.decode()
-
-    def give_up(self, keys: Iterable[str]) -> None:
-        """Let :meth:`take` remove the strings of keys for which nothing waits any more, also if they are set later."""
-        self._unwanted.update(keys)
