@@ -3,7 +3,6 @@
 import warnings
 
 import pytest
-import torch
 
 import composer.core.engine
 from composer.core import Algorithm, Callback, Engine, Event, Logger, LoggerDestination, Stage, State, Timestamp, Trace
@@ -110,18 +109,6 @@ class TestRunEvent:
         with pytest.raises(ZeroDivisionError):
             engine.run_event("batch_end")
 
-        assert calls == []
-
-
-class TestProfilerMarker:
-    def test_event_is_recorded_by_torch_profiler(self, state, make, calls):
-        """A running torch profiler records the event's name, and nothing is called."""
-        engine = Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
-
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            engine.run_marker_only_event("batch_end")
-
-        assert [one.name for one in profiler.events() if one.name.startswith("event/")] == ["event/batch_end"]
         assert calls == []
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
-from torch.profiler import record_function
 
 from composer.core.acts import Acts
 from composer.core.base import Algorithm, Callback, NoEffectWarning, call_with_own_draws, overrides
@@ -154,15 +153,6 @@ class Engine:
         subscription = Subscription(event, function, interval, self._subscriptions)
         self._subscriptions.append(subscription)
         return subscription
-
-    def run_marker_only_event(self, event: Event | str) -> None:
-        """Put a mark named after an event into the trace of a running torch profiler, without any call.
-
-        Raises:
-            ValueError: There is no such event.
-        """
-        with record_function(f"event/{_event_of(event).value}"):
-            pass
 
     @property
     def algorithm_passes(self) -> ObservableList[AlgorithmPass]:

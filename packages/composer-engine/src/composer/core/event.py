@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum, StrEnum
 
 
@@ -165,11 +164,6 @@ class Event(StrEnum):
     def is_predict(self) -> bool:
         """Whether the event is of a prediction."""
         return self.value.startswith("predict")
-
-    @property
-    def canonical_name(self) -> str:
-        """The name without what it states about the place: ``"forward"`` of ``before_forward``."""
-        return re.sub(r"before_|after_|_start$|_end$", "", self.value)
 
     @property
     def is_after_event(self) -> bool:
