@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.functional import batch_norm
 
 from composer import functional as cf
 
@@ -18,6 +19,13 @@ LAYERS = {
     "images": (cf.GhostBatchNorm2d, nn.BatchNorm2d, (4, 3)),
     "volumes": (cf.GhostBatchNorm3d, nn.BatchNorm3d, (2, 3, 2)),
 }
+
+
+@pytest.fixture(params=["in turns", "one call"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Normalize ghost batches of equal sizes as on a CPU, or as on other devices."""
+    devices = ("cpu",) if request.param == "in turns" else ()
+    monkeypatch.setattr("composer.functional.layers.ghost_batchnorm._IN_TURNS", devices)
 
 
 def _normalize_chunks(plain: nn.Module, chunks: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -33,6 +41,7 @@ def _normalize_chunks(plain: nn.Module, chunks: list[torch.Tensor]) -> tuple[tor
     return torch.cat(outputs), mean, variance
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize(("samples", "sizes"), [(8, [4, 4]), (10, [4, 3, 3]), (12, [4, 4, 4]), (5, [3, 2])])
 def test_equals_torch_on_chunks(name: str, samples: int, sizes: list[int]):
@@ -53,6 +62,7 @@ def test_equals_torch_on_chunks(name: str, samples: int, sizes: list[int]):
     assert layer.num_batches_tracked == 1
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_equal_torch_on_chunks(name: str):
     """Gradients of input, weight and bias equal those of torch's layer on each chunk."""
@@ -67,6 +77,33 @@ def test_gradients_equal_torch_on_chunks(name: str):
     chunked = torch.cat([plain(chunk) for chunk in batch.split([4, 3, 3])])
     for actual, expected in zip(gradients(layer, layer(batch)), gradients(plain, chunked), strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.usefixtures("way")
+def test_memory_format_is_kept():
+    """Of images with the channels last, the output has them last, too, and the same values."""
+    layer, images = cf.GhostBatchNorm2d(6, 4).double(), torch.randn(12, 6, 4, 3).double()
+
+    output = layer(images.to(memory_format=torch.channels_last))
+
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(output.contiguous(), layer(images))
+
+
+def test_one_call_for_all_ghost_batches(monkeypatch: pytest.MonkeyPatch):
+    """Elsewhere than on a CPU, torch's function is called once, with the channels of all ghost batches."""
+    calls = []
+
+    def counted(input, *args, **kwargs):
+        calls.append(input.shape)
+        return batch_norm(input, *args, **kwargs)
+
+    monkeypatch.setattr("composer.functional.layers.ghost_batchnorm._IN_TURNS", ())
+    monkeypatch.setattr("composer.functional.layers.ghost_batchnorm.batch_norm", counted)
+
+    cf.GhostBatchNorm2d(6, 4)(torch.rand(12, 6, 4, 3))
+
+    assert calls == [(4, 18, 4, 3)]
 
 
 class TestGhostBatchNorm:

@@ -14,6 +14,9 @@ from composer.functional.checks import check_flags, check_interval, check_sizes,
 
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
 
+# One call for all ghost batches copies inputs and outputs. Where each call takes time to begin, that is less; on one
+# thread of a CPU, ResNet-18 on (128, 3, 32, 32), forward and backward: plain 0.34 s, in turns 0.35 s, one call 0.38 s.
+_IN_TURNS = ("cpu",)  # a tuple, as torch.compile of torch 2.7 does not look into sets
 GHOST_BATCH_SIZE = "It is the largest number of samples that are normalised together."
 
 
@@ -59,18 +62,36 @@ class _GhostBatchNorm(_BatchNorm):
         statistics: Tensor | None = None  # zeros, which the mean and variance of each ghost batch replace
         if self.track_running_stats and self.running_mean is not None:
             statistics = self.running_mean.new_zeros(2, count, self.num_features)
-        means, variances = ([None] * count,) * 2 if statistics is None else statistics
-        # With every n-th sample in a ghost batch, one call could normalise them as more channels, but is not faster:
-        # ResNet-18, forward and backward of (128, 3, 32, 32) on one thread: plain 0.34 s, this loop 0.35 s, one call
-        # 0.38 s; and in the channels_last format it would need two copies each way instead of one.
+        is_one_call = samples % count == 0 and input.device.type not in _IN_TURNS
+        output = (self._in_one_call if is_one_call else self._in_turns)(input, sizes, statistics)
+        if statistics is not None:
+            self._track(statistics, sizes)
+        return output
+
+    def _in_turns(self, input: Tensor, sizes: list[int], statistics: Tensor | None) -> Tensor:
+        """Normalise one ghost batch after the other."""
+        means, variances = ([None] * len(sizes),) * 2 if statistics is None else statistics
         parts = [
             # With momentum 1, the statistics of the ghost batch itself are written to mean and variance.
             batch_norm(part, mean, variance, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
             for part, mean, variance in zip(torch.split(input, sizes), means, variances, strict=True)
         ]
-        if statistics is not None:
-            self._track(statistics, sizes)
         return torch.cat(parts)
+
+    def _in_one_call(self, input: Tensor, sizes: list[int], statistics: Tensor | None) -> Tensor:
+        """Normalise ghost batches of equal sizes as one with more channels: those of each."""
+        count, is_last = len(sizes), not input.is_contiguous()
+        # Of the format channels_last, which is kept, the channels are the last dimension, and else that after samples.
+        parts = (input.movedim(1, -1) if is_last else input).unflatten(0, (count, sizes[0]))
+        place = -2 if is_last else 1
+        joined = parts.movedim(0, place).flatten(place, place + 1)
+        mean, variance = (None, None) if statistics is None else statistics.flatten(1)
+        weight, bias = (None if one is None else one.repeat(count) for one in (self.weight, self.bias))
+        joined = joined.movedim(-1, 1) if is_last else joined
+        output = batch_norm(joined, mean, variance, weight, bias, training=True, momentum=1.0, eps=self.eps)
+        output = output.movedim(1, -1) if is_last else output
+        parts = output.unflatten(-1 if is_last else 1, (count, self.num_features)).movedim(place, 0)
+        return parts.flatten(0, 1).movedim(-1, 1) if is_last else parts.flatten(0, 1)
 
     def _track(self, statistics: Tensor, sizes: list[int]) -> None:
         """Update running mean and variance with the averages over ghost batches, weighted by their samples."""
