@@ -187,7 +187,7 @@ class TestSettings:
         algorithm = RegistryExample(alpha=0.5, every="3ba", input_key="image")
 
         settings = settings_to_data(algorithm)
-        again = rebuild_algorithm({"name": "RegistryExample", "settings": settings}, classes=[RegistryExample])
+        again = rebuild_algorithm({"name": "RegistryExample", "settings": settings})
 
         assert settings == {"alpha": 0.5, "every": "3ba", "input_key": "image", "act_fn": None}
         assert again.settings() == algorithm.settings()
@@ -220,11 +220,11 @@ class TestRebuild:
     def test_invalid_settings_raise(self, record, text):
         """The error states the algorithm, the setting, what was expected and the remedy."""
         with pytest.raises(ValueError, match=text):
-            rebuild_algorithm({"name": "RegistryExample", **record}, classes=[RegistryExample])
+            rebuild_algorithm({"name": "RegistryExample", **record})
 
     def test_unsaved_settings_use_defaults(self):
         """A setting that is newer than the checkpoint has its default."""
-        again = rebuild_algorithm({"name": "RegistryExample", "settings": {}}, classes=[RegistryExample])
+        again = rebuild_algorithm({"name": "RegistryExample", "settings": {}})
 
         assert again.alpha == 0.2
 

@@ -416,14 +416,11 @@ def call_with_own_draws(state: State, key: str, event: Event, call: Call) -> Non
         call()
 
 
-def algorithm_classes(classes: Iterable[type[Algorithm]] = ()) -> dict[str, list[type[Algorithm]]]:
+def algorithm_classes() -> dict[str, list[type[Algorithm]]]:
     """Return the classes of algorithms that can be constructed from saved settings, by name.
 
     These are all classes that have been defined, such as those of imported modules; a class that was defined a second
     time, as in a notebook, replaces the first.
-
-    Args:
-        classes: Classes that take precedence over all others of their name.
 
     Returns:
         For each name the classes that have it: several only if different modules define one each.
@@ -435,14 +432,13 @@ def algorithm_classes(classes: Iterable[type[Algorithm]] = ()) -> dict[str, list
         >>> algorithm_classes()["Halve"]
         [<class 'composer.core.base.Halve'>]
     """
-    preferred = {kind.__name__: [kind] for kind in classes}
     # Subclasses are listed in the order of their definition, so the last class of a name is the present one.
     latest = {(kind.__module__, kind.__qualname__): kind for kind in _subclasses(Algorithm)}
     known: dict[str, list[type[Algorithm]]] = {}
     for kind in latest.values():
         if not inspect.isabstract(kind):
             known.setdefault(kind.__name__, []).append(kind)
-    return known | preferred
+    return known
 
 
 def _subclasses(kind: Any) -> Iterable[type[Algorithm]]:
@@ -451,12 +447,11 @@ def _subclasses(kind: Any) -> Iterable[type[Algorithm]]:
         yield from _subclasses(subclass)
 
 
-def rebuild_algorithm(record: Mapping[str, Any], classes: Iterable[type[Algorithm]] = ()) -> Algorithm:
+def rebuild_algorithm(record: Mapping[str, Any]) -> Algorithm:
     """Return a new algorithm from its saved name and settings.
 
     Args:
         record: ``{"name": "BlurPool", "settings": {"min_channels": 8}}``; other keys are ignored.
-        classes: Classes that take precedence; see :func:`algorithm_classes`.
 
     Raises:
         ValueError: No class has the name, or more than one; a setting does not exist, does not fit or was not data.
@@ -467,13 +462,13 @@ def rebuild_algorithm(record: Mapping[str, Any], classes: Iterable[type[Algorith
         ...     factor: float = 2.0
         ...     def apply(self, event, state, logger):
         ...         state.loss = self.factor * state.loss
-        >>> rebuild_algorithm({"name": "Scale", "settings": {"factor": 3.0}}, classes=[Scale])
+        >>> rebuild_algorithm({"name": "Scale", "settings": {"factor": 3.0}})
         Scale(factor=3.0)
     """
     name, settings = record.get("name"), record.get("settings")
     if not isinstance(name, str) or not isinstance(settings, dict):
         raise ValueError(f"A saved algorithm must have a name and a dictionary of settings, got {record!r:.200}.")  # noqa: TRY004
-    kind: Any = _find(name, classes)
+    kind: Any = _find(name)
     if not attrs.has(kind):
         if settings or (kind.__init__ is not object.__init__ and inspect.signature(kind).parameters):
             raise ValueError(
@@ -491,19 +486,17 @@ def rebuild_algorithm(record: Mapping[str, Any], classes: Iterable[type[Algorith
     return cast("Algorithm", algorithm)
 
 
-def _find(name: str, classes: Iterable[type[Algorithm]]) -> type[Algorithm]:
-    known = algorithm_classes(classes)
+def _find(name: str) -> type[Algorithm]:
+    known = algorithm_classes()
     candidates = known.get(name, [])
     if not candidates:
         raise ValueError(
             f"No algorithm is named {name!r}{nearest(name, known)} Import the module that defines it (ours are in "
-            "composer.algorithms), pass the class by classes=[...], or pass the object itself to the run."
+            "composer.algorithms), or pass the object itself to the run."
         )
     if len(candidates) > 1:
         modules = " and ".join(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in candidates))
-        raise ValueError(
-            f"{name!r} may be {modules}; choose one by classes=[...], or pass the algorithm itself to the run."
-        )
+        raise ValueError(f"{name!r} may be {modules}; pass the algorithm itself to the run.")
     return candidates[0]
 
 

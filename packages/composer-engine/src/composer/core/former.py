@@ -35,15 +35,6 @@ class StringEnum(StrEnum):
         (True, True)
     """
 
-    def __init_subclass__(cls) -> None:
-        """Check that each value is the name in lower case."""
-        super().__init_subclass__()
-        for member in cls:
-            if (member.name, member.value) != (member.name.upper(), member.name.lower()):
-                raise ValueError(
-                    f"{member.name} = {member.value!r}: write {member.name.upper()} = {member.name.lower()!r}."
-                )
-
     @classmethod
     def _missing_(cls, value: object) -> StringEnum | None:
         return cls.__members__.get(str(value).upper())

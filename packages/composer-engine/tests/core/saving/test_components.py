@@ -282,7 +282,7 @@ def test_reconstructs_from_settings(kind, data):
     algorithm = data.draw(objects_of(kind))
 
     record = through_files({"name": kind.__name__, "settings": settings_to_data(algorithm)})
-    again = rebuild_algorithm(record, classes=[kind])
+    again = rebuild_algorithm(record)
 
     assert [name for name, saved in record["settings"].items() if is_unsaved(saved)] == []
     assert type(again) is kind
