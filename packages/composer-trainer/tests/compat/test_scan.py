@@ -84,6 +84,7 @@ def test_arguments_and_methods():
     assert found(source) == [
         (4, "Trainer(fsdp_config=...)", False),
         (5, "Trainer(load_object_store=...)", False),
+        (6, "Trainer(load_progress_bar=...)", False),
         (10, ".batch_to_device()", True),
         (11, "export_for_inference(save_object_store=...)", False),
     ]
@@ -257,3 +258,49 @@ def test_the_command_line(tmp_path):
     assert done.returncode == 1
     assert "composer.utils.UCObjectStore -> Remote files are URLs" in done.stdout
     assert done.stderr == ""
+
+
+def test_overrides_that_nothing_calls():
+    """A method of a subclass that is called by nothing is found, and one that is called is not."""
+    source = (
+        "from composer.callbacks import CheckpointSaver as Saver\nclass Mine(Saver):\n"
+        "    def _save_checkpoint(self, state, logger): ...\n    def _rotate_checkpoints(self): ...\n"
+    )
+
+    (finding,) = scan_source(source)
+
+    assert (finding.line, finding.former, finding.works) == (4, "CheckpointSaver._rotate_checkpoints", False)
+    assert "override _save_checkpoint(self, state, logger)" in finding.change
+
+
+def test_arguments_that_do_not_exist():
+    """A keyword that a class or function does not accept is found, also under a former name."""
+    source = (
+        "from composer import Trainer\nfrom composer.utils import dist\nfrom composer.callbacks import SpeedMonitor\n"
+        "Trainer(model=None, max_length='1ep')\ndist.initialize_dist(timeout=600)\ndist.get_sampler(data, seeds=1)\n"
+        "SpeedMonitor(window_size=10, windows=2)\nSpeedMonitor(**options)\n"
+    )
+
+    assert [one for one in found(source) if one[1].endswith("=...)")] == [
+        (4, "Trainer(max_length=...)", False),
+        (6, "get_sampler(seeds=...)", False),
+        (7, "SpeedMonitor(windows=...)", False),
+    ]
+
+
+def test_reading_checkpoints_as_files():
+    """Functions of files are found for checkpoints, unless the program gives them names of files."""
+    source = (
+        "import os, torch\nfrom composer import Trainer\nif os.path.isfile('runs/latest-rank0.pt'):\n"
+        "    torch.load(checkpoint_path)\ntorch.load('data.bin')\n"
+    )
+
+    assert found(source) == [(3, "os.path.isfile(...)", False), (4, "torch.load(...)", False)]
+    assert found(source + "Trainer(model=None, save_filename='ep{epoch}.pt')\n") == []
+
+
+def test_interpolations_in_yaml(tmp_path):
+    """A value that OmegaConf reads from elsewhere is no name of this library."""
+    (tmp_path / "a.yaml").write_text("save: ${composer.trainer.save_filename}\nother: composer.trainer.save_filename\n")
+
+    assert [finding.line for _, finding in scan(tmp_path)] == [2]

@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import inspect
 import json
 import re
 import tokenize
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import composer
 from composer.compat.table import ARGUMENTS, ATTRIBUTES, entries, former_modules
+from composer.core.base import OF_COMPOSER
 
 UNREADABLE = "the file"
 """What a finding names instead of a former name if a file could not be read."""
@@ -29,6 +31,14 @@ _YAML = (".yaml", ".yml")
 _NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
 _SCHEDULE = re.compile(r"composer\.optim\.(scheduler\.)?(?!WarmupStable)\w+Scheduler")
 _RATES = "each batch has its own rate, not that of the one before; composer.compat.lag_schedules gives the former ones"
+_INTERPOLATION = re.compile(r"\$\{[^}]*\}")
+"""A value of OmegaConf that is read elsewhere."""
+_FILES = re.compile(r"torch\.load|(os\.path\.)?(isfile|getsize)|os\.(remove|unlink)|shutil\.copy\w*")
+_OF_CHECKPOINT = re.compile(r"latest-rank|ckpt|checkpoint", re.IGNORECASE)
+_FOLDER = (
+    "a checkpoint is a file only if its name ends in .pt: save_filename='ep{epoch}-ba{batch}.pt', "
+    "save_latest_filename='latest-rank{rank}.pt'"
+)
 _NOTHING = "not available here, and without a known replacement"
 _BLOCK = re.compile(r"[\s-]*[\"']?(algorithms|callbacks|loggers)[\"']?:")
 
@@ -66,12 +76,12 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     r"""Yield the findings in a file, or in all Python and YAML files below a folder, sorted by file and line.
 
     In YAML these are full names (``_target_: composer.utils.dist``), and names of algorithms, callbacks and loggers in
-    blocks of these titles that are not available. Schedulers of ``composer.optim`` work, and are found because of other
-    learning rates: see :func:`composer.compat.lag_schedules`. Findings in a notebook have the number of the cell;
-    commands of IPython are skipped, also cells that are given to one that does not run them as Python. A Python file
-    that cannot be read (it is no valid Python, or longer than 1 MiB) has one finding with the reason, and the others
-    are read. Folders, pipes and devices with names of files are no files. What a program imports only for type
-    checkers, or can do without (``except ImportError``), is found only if it works.
+    blocks of these titles that are not available; ``${...}`` is skipped. Schedulers of ``composer.optim`` work, and are
+    found because of other learning rates: see :func:`composer.compat.lag_schedules`. Findings in a notebook have the
+    number of the cell; commands of IPython are skipped, also cells that are given to one that does not run them as
+    Python. A Python file that cannot be read (it is no valid Python, or longer than 1 MiB) has one finding with the
+    reason, and the others are read. Folders, pipes and devices with names of files are no files. What a program imports
+    only for type checkers, or can do without (``except ImportError``), is found only if it works.
 
     Raises:
         FileNotFoundError: There is no such file or folder.
@@ -120,7 +130,7 @@ def _scan_notebook(content: Any, filename: str) -> list[Finding]:
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             visitor.findings.append(_unreadable(str(error), line)._replace(cell=number))
-    return sorted(set(visitor.findings), key=lambda finding: (finding.cell, finding))
+    return sorted(visitor.all_findings(), key=lambda finding: (finding.cell, finding))
 
 
 def _parse_cell(source: str, filename: str) -> ast.Module:
@@ -145,7 +155,7 @@ def _parse_cell(source: str, filename: str) -> ast.Module:
 def _scan_yaml(source: str) -> list[Finding]:
     visitor, title, depth = _Visitor(), "", -1
     for number, line in enumerate(source.splitlines(), 1):
-        text = re.sub(r"(^|\s)#.*", "", line)
+        text = _INTERPOLATION.sub("", re.sub(r"(^|\s)#.*", "", line))
         for name in _NAME.findall(text):
             visitor.check(number, name)
         indent = len(text) - len(text.lstrip(" "))
@@ -157,7 +167,7 @@ def _scan_yaml(source: str) -> list[Finding]:
             former = _missing_components().get((title, word.replace("_", "").lower()))
             if former is not None:
                 visitor.check(number, former)
-    return sorted(set(visitor.findings))
+    return sorted(visitor.all_findings())
 
 
 @functools.cache
@@ -188,7 +198,7 @@ def scan_source(source: str, filename: str = "<source>") -> list[Finding]:
     """
     visitor = _Visitor()
     visitor.visit(ast.parse(source, filename))
-    return sorted(set(visitor.findings))
+    return sorted(visitor.all_findings())
 
 
 class _Visitor(ast.NodeVisitor):
@@ -196,6 +206,12 @@ class _Visitor(ast.NodeVisitor):
         self.findings: list[Finding] = []
         self.cell = 0
         self._imported: dict[str, str] = {}
+        self._of_files: list[Finding] = []
+        self._names_files = False
+
+    def all_findings(self) -> set[Finding]:
+        """Return the findings; those of files only if the program gives checkpoints no names of files."""
+        return {*self.findings, *(() if self._names_files else self._of_files)}
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -245,6 +261,18 @@ class _Visitor(ast.NodeVisitor):
         else:
             self.check(node.lineno, name, base)
 
+    def visit_Constant(self, node: ast.Constant) -> None:
+        self._names_files |= isinstance(node.value, str) and re.search(r"\{.*\.pt$", node.value) is not None
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for base in node.bases:
+            name = (self._names(base)[1] or "").rpartition(".")[2]
+            uncalled = OF_COMPOSER.get(name, {})
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name in uncalled:
+                    self._add(method.lineno, f"{name}.{method.name}", f"override {uncalled[method.name]}, instead")
+        self.generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> None:
         _, name = self._names(node.func)
         method = node.func.attr if isinstance(node.func, ast.Attribute) and name is None else None
@@ -255,6 +283,13 @@ class _Visitor(ast.NodeVisitor):
             if keyword.arg is None or keyword.arg not in arguments:
                 continue
             self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg], works=False)
+        accepted = _arguments_of(name) if is_ours and name is not None else None
+        for keyword in node.keywords:
+            if accepted is not None and keyword.arg and keyword.arg not in accepted | arguments.keys():
+                self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", f"not an argument: see help({name})")
+        function, arguments_text = ast.unparse(node.func), " ".join(map(ast.unparse, node.args))
+        if _OF_CHECKPOINT.search(arguments_text) and _FILES.fullmatch(function) and self._uses_composer():
+            self._of_files.append(Finding(node.lineno, f"{function}(...)", _FOLDER, works=False, cell=self.cell))
         is_of_device = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).lower().endswith("device")
         if method is not None and method in ATTRIBUTES and is_of_device and self._uses_composer():
             self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method], works=True)
@@ -310,6 +345,23 @@ class _Visitor(ast.NodeVisitor):
 
     def _add(self, line: int, former: str, change: str, *, works: bool = False) -> None:
         self.findings.append(Finding(line, former, change, works, cell=self.cell))
+
+
+@functools.cache
+def _arguments_of(name: str) -> frozenset[str] | None:
+    """Return the arguments of a class or function of this library; None if they are unknown, or any are accepted."""
+    entry = entries().get(name)
+    if entry is not None and not (entry.works and entry.name):
+        return None
+    module, _, last = name.rpartition(".") if entry is None else (entry.module or "", "", entry.name or "")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parameters = inspect.signature(getattr(importlib.import_module(module), last)).parameters
+    except (AttributeError, ImportError, TypeError, ValueError):
+        return None
+    is_open = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return None if is_open else frozenset(parameters)
 
 
 def _first_missing(name: str) -> str | None:
