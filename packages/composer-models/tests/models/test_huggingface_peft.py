@@ -57,6 +57,15 @@ def save(tmp_path, sign):
     return write
 
 
+class TestConfiguration:
+    def test_names_in_small_letters(self, wrap):
+        """The types of adapter and task are found in small letters, too."""
+        config = _lora()
+        config.peft_type, config.task_type = "lora", "causal_lm"
+
+        assert type(wrap(config=config).model) is peft.PeftModelForCausalLM
+
+
 class TestTraining:
     def test_only_adapters_are_trained(self, wrap, make_batch):
         """The loss decreases, and only adapter weights change."""

@@ -289,3 +289,23 @@ def test_a_checkpoint_that_does_not_exist(path):
         small_run(load_path=path)
 
     assert isinstance(caught.value, CheckpointError)
+
+
+def test_a_trainer_that_is_not_closed():
+    """Its callbacks are closed when nothing refers to it any more."""
+    closed = []
+
+    class Closes(Callback):
+        def close(self, state, logger):
+            closed.append(int(state.timestamp.batch))
+
+    model = make_classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(
+        model=model, train_dataloader=make_loader(), optimizers=optimizer, max_duration="2ba", callbacks=Closes()
+    )
+    trainer.fit()
+    assert closed == []
+    del trainer
+
+    assert closed == [2]

@@ -6,6 +6,7 @@ import pytest
 from tqdm import tqdm
 
 from composer.loggers import ConsoleLogger
+from fixtures import small_run
 
 
 def printed(stream):
@@ -37,6 +38,22 @@ class TestConsoleLogger:
             "\t Train loss/train/total: 5.0000",
             "\t Train time/batch: 5",
         ]
+
+    def test_training_metrics_of_each_interval(self):
+        """A line of the epoch so far is printed with each block, as in MosaicML Composer, and no block between them."""
+        stream, seen = io.StringIO(), []
+
+        def accuracy(state, logger):
+            seen.append(state.train_metrics["MulticlassAccuracy"].compute().item())
+
+        trainer = small_run(max_duration="2ep", train_metrics=None, loggers=ConsoleLogger("2ba", stream))
+        trainer.engine.on("batch_end", accuracy)
+        trainer.fit()
+
+        batches = [1, 2, 4, 6, 8, 10]
+        assert headings(stream) == [f"[epoch={1 + (n - 1) // 5}][batch={(n - 1) % 5 + 1}/5]:" for n in batches]
+        lines = [line for line in printed(stream) if "MulticlassAccuracy" in line]
+        assert lines == [f"\t Train metrics/train/MulticlassAccuracy: {seen[n - 1]:.4f}" for n in batches]
 
     def test_control_characters_are_escaped(self, make_loop):
         """A terminal does not obey the names and values of what is logged."""

@@ -51,7 +51,7 @@ def cosine(fraction, last=0.0):
 
 FORMULAS = [
     (schedules.ConstantScheduler(alpha=0.5), lambda k: 0.5),
-    (schedules.ConstantScheduler(t_max="2ep"), lambda k: 1.0 if k < 20 else 0.0),
+    (schedules.ConstantScheduler(0.5, "2ep"), lambda k: 0.5 if k < 20 else 1.0),
     (schedules.ConstantWithWarmupScheduler("5ba", alpha=0.5), lambda k: 0.5 * min(k / 5, 1)),
     (schedules.LinearScheduler(), lambda k: 1 - k / 60),
     (schedules.LinearScheduler(0.5, 0.1, "30ba"), lambda k: 0.5 - 0.4 * min(k / 30, 1)),
@@ -73,7 +73,7 @@ FORMULAS = [
     (schedules.CosineAnnealingWarmRestartsScheduler("2ep"), lambda k: cosine(k % 20 / 20)),
     # 0.05 of 6 epochs is 0.30000000000000004, which must not come a batch late.
     (schedules.CosineAnnealingWarmRestartsScheduler("0.05dur"), lambda k: cosine(k % 3 / 3)),
-    (schedules.ConstantScheduler(t_max="0.05dur"), lambda k: 1.0 if k < 3 else 0.0),
+    (schedules.ConstantScheduler(0.5, "0.05dur"), lambda k: 0.5 if k < 3 else 1.0),
     (
         schedules.CosineAnnealingWarmRestartsScheduler("8ba", t_mult=2.0, alpha_f=0.1),
         lambda k: cosine(
@@ -249,6 +249,14 @@ def torch_rates(make):
     return rates
 
 
+def test_a_clock_of_batches_and_epochs():
+    """Programs for MosaicML Composer set only these two counts of a clock."""
+    state = State(model=None, max_duration="4ep", dataloader_len=1000)
+    state.timestamp = state.timestamp.copy(batch=1500, epoch=1)
+
+    assert schedules.LinearScheduler()(state) == 1 - 1500 / 4000
+
+
 class TestTorchsOwn:
     """Schedules that torch has too are equal."""
 
@@ -330,12 +338,12 @@ class TestTransformers:
 
 
 ENDS = [
-    (schedules.ConstantScheduler(0.5, "20ba"), 0.5, 0.5, 0.0),
-    (schedules.ConstantWithWarmupScheduler("5ba", 0.5, "20ba"), 0.0, 0.5, 0.0),
+    (schedules.ConstantScheduler(0.5, "20ba"), 0.5, 0.5, 1.0),
+    (schedules.ConstantWithWarmupScheduler("5ba", 0.5, "20ba"), 0.0, 0.5, 0.5),
     (schedules.LinearScheduler(0.8, 0.2, "20ba"), 0.8, 0.2 + 0.6 / 20, 0.2),
     (schedules.LinearWithWarmupScheduler("5ba", 0.8, 0.2, "20ba"), 0.0, 0.2 + 0.6 / 15, 0.2),
     (schedules.LinearWithWarmupScheduler("5ba", t_max="20ba"), 0.0, 1 / 15, 0.0),
-    (schedules.LinearWithWarmupScheduler("20ba", 0.8, 0.2, "20ba"), 0.0, 0.8 * 19 / 20, 0.2),
+    (schedules.LinearWithWarmupScheduler("20ba", 0.8, 0.2, "20ba"), 0.0, 0.8 * 19 / 20, 0.8),
     (schedules.CosineAnnealingScheduler("20ba", 0.1), 1.0, cosine(19 / 20, 0.1), 0.1),
     (schedules.CosineAnnealingWithWarmupScheduler("5ba", "20ba", 0.1), 0.0, cosine(14 / 15, 0.1), 0.1),
     (schedules.PolynomialScheduler(2.0, "20ba", 0.1), 1.0, 0.1 + 0.9 / 400, 0.1),

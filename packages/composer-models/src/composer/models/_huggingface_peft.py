@@ -40,6 +40,9 @@ def add_adapters(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
         )
     if is_peft_model(model):
         raise ValueError("model has adapters of PEFT already: omit peft_config, or pass the model without them.")
+    for name in ("peft_type", "task_type"):  # which PEFT has in capitals
+        if isinstance(given := getattr(config, name), str):
+            setattr(config, name, given.upper())
     return with_adapters(model, config, "default")
 
 

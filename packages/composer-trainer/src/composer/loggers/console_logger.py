@@ -31,8 +31,8 @@ class ConsoleLogger(LoggerDestination):
         \t Eval metrics/eval/MulticlassAccuracy: 0.9521
 
     The hyperparameters are printed when a training, evaluation or prediction begins. Then it prints, in the format of
-    MosaicML Composer: the latest values of all metrics that were logged since the previous lines; at the end of an
-    epoch its training metrics; a line for each tenth of an evaluation, and its results.
+    MosaicML Composer: the latest values of all metrics that were logged since the previous lines; with an interval that
+    is not in epochs, the training metrics of the epoch so far; a line for each tenth of an evaluation, and its results.
 
     Values are read only when they are printed. In a distributed run the process of rank 0 prints. Lines and a progress
     bar can share a terminal.
@@ -118,16 +118,17 @@ class ConsoleLogger(LoggerDestination):
         """Print the metrics if they are due."""
         self._last_batch = state.timestamp
         if self.log_interval.every.unit not in _WHOLE_EPOCHS and self._is_due(TimeUnit.BATCH, state):
+            # In all processes, because computing a metric may exchange its states.
+            label = state.dataloader_label or "train"
+            values = {name: metric.compute() for name, metric in state.train_metrics.items()}
+            self._new |= flat({f"metrics/{label}": values}) if values else {}
             self._print_all(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Print the metrics if they are due with an interval in epochs, else those of the epoch."""
+        """Print the metrics if they are due with an interval in epochs."""
         unit = self.log_interval.every.unit
         if unit is TimeUnit.EPOCH and self._is_due(unit, state):
             self._print_all(state)
-        elif unit not in _WHOLE_EPOCHS:
-            names = [name for name in self._new if name.startswith("metrics/")]
-            self._print_metrics({name: self._new.pop(name) for name in names}, "Train", self._where(state))
 
     def iteration_end(self, state: State, logger: Logger) -> None:
         """Print the metrics if they are due with an interval in iterations."""

@@ -114,8 +114,10 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
         raise ValueError(_NO_COMMON_UNIT.format(spans=" and ".join(str(span) for span, _ in spans)))
     (unit,) = units
     if unit is TimeUnit.BATCH and is_in_epochs:
-        done = state.timestamp.count(TimeUnit.EPOCH) * (batches or 0)
-        return done + state.timestamp.count(TimeUnit.BATCH, in_epoch=True), lengths
+        done, epochs = state.timestamp.count(TimeUnit.BATCH), state.timestamp.count(TimeUnit.EPOCH)
+        if not batches or done // batches != epochs:  # earlier epochs had another length
+            done = epochs * (batches or 0) + state.timestamp.count(TimeUnit.BATCH, in_epoch=True)
+        return done, lengths
     return state.timestamp.count(unit), lengths
 
 
@@ -196,7 +198,7 @@ def after_warmup(schedule: WarmsUp, state: State, ssr: float, t_max: Time | None
     done, (warmup, *wholes) = position(state, _warmup(schedule, ssr), *ends)
     for whole in wholes:
         if done >= warmup:
-            return 1.0, fraction_of(done - warmup, whole - warmup)
+            return 1.0, fraction_of(done - warmup, whole - warmup) if whole > warmup else 0.0
     return (done / warmup if done < warmup else 1.0), 0.0
 
 

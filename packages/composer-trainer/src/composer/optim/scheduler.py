@@ -147,7 +147,7 @@ def _power(fraction: float, power: float, alpha_f: float) -> float:
 
 @attrs.frozen
 class ConstantScheduler(NamesArguments):
-    """``alpha`` until ``t_max``, then 0.
+    """``alpha`` until ``t_max``, then 1.
 
     Example:
         >>> ConstantScheduler(alpha=0.5)(State(model=None, max_duration="4ba"))
@@ -159,17 +159,17 @@ class ConstantScheduler(NamesArguments):
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        return self.alpha if completed(state, self.t_max, ssr) < 1 else 0.0
+        return self.alpha if completed(state, self.t_max, ssr) < 1 else 1.0
 
 
 @attrs.frozen
 class ConstantWithWarmupScheduler(NamesArguments):
-    """From 0 to ``alpha`` in ``t_warmup``, ``alpha`` until ``t_max``, then 0.
+    """From 0 to ``alpha`` in ``t_warmup``, then ``alpha``.
 
     Args:
-        t_warmup: Length of the warm-up, which is included in ``t_max``.
+        t_warmup: Length of the warm-up.
         alpha: The factor.
-        t_max: Length of the schedule.
+        t_max: Ignored.
         scale_warmup: Whether the scale schedule ratio also stretches the warm-up.
 
     Raises:
@@ -187,8 +187,7 @@ class ConstantWithWarmupScheduler(NamesArguments):
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = after_warmup(self, state, ssr, self.t_max)
-        return self.alpha * warm if rest < 1 else 0.0
+        return self.alpha * after_warmup(self, state, ssr)[0]
 
 
 @attrs.frozen

@@ -97,7 +97,8 @@ class Assembly:
         self._evaluations.install(self.state)
         schedulers = self._schedule.schedulers
         self._resume_state = ResumeState(self.state, self._data, self.logger, given.get("seed"), schedulers)
-        # From INIT on, loggers have open files and runs.
+        # From INIT on, loggers have open files and runs. A strong reference would keep what callbacks refer to.
+        weakref.finalize(self, lambda close: (close() or bool)(), weakref.WeakMethod(self.engine.close))
         with self._closing_on_error():
             self._initialize(settings)
         if self._dry_run:
@@ -271,11 +272,9 @@ class Assembly:
         try:
             yield
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and signals is not None and signals.has_stopped:
-                weakref.finalize(self, self.engine.close)
-                raise
-            with self._noting_further_errors(error):
-                self._close(may_evaluate=not isinstance(error, SystemExit))
+            if signals is None or not (isinstance(error, KeyboardInterrupt) and signals.has_stopped):
+                with self._noting_further_errors(error):
+                    self._close(may_evaluate=not isinstance(error, SystemExit))
             raise
 
     @contextlib.contextmanager
