@@ -114,10 +114,6 @@ def due_in(every, event, batches, **options):
         ("2ep", Event.EPOCH_START, [10]),
         (1, Event.EPOCH_END, [5, 10]),
         ("2ep", Event.EPOCH_END, [10]),
-        ("6ba", Event.EPOCH_END, [10]),
-        ("30sp", Event.EPOCH_END, [10]),
-        ("390tok", Event.EPOCH_END, [10]),
-        ("3sec", Event.EPOCH_END, [10]),
         ("1iter", Event.ITERATION_END, [5, 10]),
         ("2iter", Event.ITERATION_END, [10]),
     ],
@@ -132,7 +128,6 @@ def test_due_batches(every, event, due):
     [
         ("20ba", Event.BATCH_END, [5, 10, 15]),
         ("20ba", Event.BEFORE_FORWARD, [5, 10, 15]),
-        ("20ba", Event.EPOCH_END, [5, 10, 15]),
         ("2ep", Event.BATCH_END, [3, 5, 8, 10, 13, 15, 18]),
         ("8ep", Event.EPOCH_END, [10]),
         ("8ep", Event.EPOCH_START, [10]),
@@ -187,23 +182,12 @@ def test_is_resumable(every, stop):
     assert first.due + second.due == complete.due
 
 
-@pytest.mark.parametrize("phase", ["eval", "predict"])
-def test_evaluation_batches(phase):
-    """During an evaluation the training clock does not advance and the evaluation's batches are counted."""
-    state, due = State(model=None), []
-    call = only_when_due(lambda: due.append(count), Time(2, "ba"), Event(f"{phase}_batch_end"), state)
-    for count in range(1, 6):  # noqa: B007  (the call looks at it)
-        clock = getattr(state, f"{phase}_timestamp").to_next_batch()
-        setattr(state, f"{phase}_timestamp", clock)
-        call()
-
-    assert due == [2, 4]
-
-
 class TestErrors:
-    @pytest.mark.parametrize("event", [Event.FIT_START, Event.FIT_END, Event.INIT, Event.EVAL_START, Event.PREDICT_END])
-    def test_events_that_run_once_raise(self, event):
-        """Intervals at events that run once raise."""
+    @pytest.mark.parametrize(
+        "event", [Event.FIT_START, Event.FIT_END, Event.INIT, Event.EVAL_START, Event.EVAL_BATCH_END]
+    )
+    def test_events_outside_of_training_raise(self, event):
+        """Intervals at events that run once, or in an evaluation, raise."""
         with pytest.raises(ValueError, match=rf"Mine: every='10ba' cannot be used at '{event.value}'"):
             checked_interval("10ba", event, "Mine")
 
@@ -214,7 +198,7 @@ class TestErrors:
             ("10sp", Event.BEFORE_FORWARD, "batches, epochs or durations"),
             ("10ba", Event.EPOCH_START, "epochs or durations"),
             ("1ep", Event.ITERATION_END, "in iterations, or"),
-            ("1ep", Event.EVAL_BATCH_END, "in batches, or"),
+            ("10sp", Event.EPOCH_END, "in epochs or durations"),
         ],
     )
     def test_never_due_raises(self, every, event, allowed):

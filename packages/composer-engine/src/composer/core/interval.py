@@ -20,8 +20,6 @@ class Clock(Protocol):
 
     timestamp: Timestamp
     previous_timestamp: Timestamp
-    eval_timestamp: Timestamp
-    predict_timestamp: Timestamp
     dataloader_len: int | None
 
     @property
@@ -33,19 +31,11 @@ _BATCH_DONE = frozenset({Event.BATCH_END, Event.BATCH_CHECKPOINT})
 _IN_BATCH = frozenset(STEP_EVENTS) - _BATCH_DONE
 _EPOCH_DONE = frozenset({Event.EPOCH_END, Event.EPOCH_CHECKPOINT})
 _ITERATION = frozenset({Event.ITERATION_START, Event.ITERATION_END, Event.ITERATION_CHECKPOINT})
-_NOT_TRAINING = tuple(
-    Event(f"{phase}_{moment}")
-    for phase in ("eval", "predict")
-    for moment in ("batch_start", "before_forward", "after_forward", "batch_end")
-)
-_COUNTED = (TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN, TimeUnit.SECOND)
 _UNITS: Mapping[Event, tuple[TimeUnit, ...]] = {
     **dict.fromkeys(_IN_BATCH, (TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION)),
-    **dict.fromkeys(_BATCH_DONE, (*_COUNTED, TimeUnit.DURATION)),
-    Event.EPOCH_START: (TimeUnit.EPOCH, TimeUnit.DURATION),
-    **dict.fromkeys(_EPOCH_DONE, (TimeUnit.EPOCH, *_COUNTED, TimeUnit.DURATION)),
+    **dict.fromkeys(_BATCH_DONE, (TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN, TimeUnit.SECOND, TimeUnit.DURATION)),
+    **dict.fromkeys((Event.EPOCH_START, *_EPOCH_DONE), (TimeUnit.EPOCH, TimeUnit.DURATION)),
     **dict.fromkeys(_ITERATION, (TimeUnit.ITERATION,)),
-    **dict.fromkeys(_NOT_TRAINING, (TimeUnit.BATCH,)),
 }
 """The units in which an interval can be due at an event; other events do not recur during training."""
 
@@ -179,10 +169,9 @@ def only_when_due(call: Call, every: Time | None, event: Event, clock: Clock) ->
     """Return a function that makes the call if it is due at an event, and does nothing otherwise.
 
     - At the end of a batch or an epoch, it is due if a multiple of the interval was passed within it: ``"10ba"`` in
-      the 10th, 20th, … batch, ``"10ba"`` at ``EPOCH_END`` in each epoch in which such a batch ended.
+      the 10th, 20th, … batch.
     - Within a batch, which the clock has not counted yet, it is due in the batch after: ``"10ba"`` in the 11th, 21st, …
       batch, ``"2ep"`` in the first batch of the 3rd, 5th, … epoch.
-    - In an evaluation or prediction its own batches count.
 
     A call that is due each time (``"1ba"`` within a batch, ``"1ep"`` at the end of an epoch) is returned as it is.
 
@@ -206,8 +195,8 @@ def only_when_due(call: Call, every: Time | None, event: Event, clock: Clock) ->
         return call
     if not every.value:
         return lambda: None
-    if every.unit is TimeUnit.BATCH and event not in _EPOCH_DONE:
-        return _every_batches(call, int(every.value), event, clock)
+    if every.unit is TimeUnit.BATCH:
+        return _every_batches(call, int(every.value), clock)
 
     def run() -> None:
         if _is_due(every, event, clock):
@@ -232,10 +221,9 @@ def _check_unit(unit: TimeUnit, event: Event, what: str) -> None:
     )
 
 
-def _every_batches(call: Call, every: int, event: Event, clock: Clock) -> Call:
+def _every_batches(call: Call, every: int, clock: Clock) -> Call:
     """Return a function that calls if the number of batches is a multiple of ``every``; this check must be fast."""
-    phase = f"{event.split('_')[0]}_" if event in _NOT_TRAINING else ""
-    count = operator.attrgetter(f"{phase}timestamp.counts.batch")
+    count = operator.attrgetter("timestamp.counts.batch")
 
     def run() -> None:
         batch = count(clock)
@@ -275,23 +263,17 @@ def _is_due(every: Time, event: Event, clock: Clock) -> bool:
 
 def _window(unit: TimeUnit, event: Event, clock: Clock) -> tuple[int | float, int | float]:
     """Return the clock's counts before and after the last batch, epoch or iteration."""
-    after, before = clock.timestamp, clock.previous_timestamp
-    now = after.count(unit)
+    now = clock.timestamp.count(unit)
     if unit in (TimeUnit.EPOCH, TimeUnit.ITERATION):
         # An epoch is counted when it ends. Within a batch, that is news only in the first one of the next epoch.
-        is_new = event not in _IN_BATCH or not after.count(TimeUnit.BATCH, in_epoch=True)
+        is_new = event not in _IN_BATCH or not clock.timestamp.count(TimeUnit.BATCH, in_epoch=True)
         return (now - 1 if is_new and now else now), now
-    if unit is TimeUnit.BATCH and event not in _EPOCH_DONE:
+    if unit is TimeUnit.BATCH:
         return max(now - 1, 0), now
-    batches = after.count(TimeUnit.BATCH) - before.count(TimeUnit.BATCH)
-    epochs = after.count(TimeUnit.EPOCH) - before.count(TimeUnit.EPOCH)
-    if (batches, epochs) != ((0, 1) if event in _EPOCH_DONE else (1, 0)):
+    before = clock.previous_timestamp
+    if clock.timestamp.count(TimeUnit.BATCH) != before.count(TimeUnit.BATCH) + 1:
         raise RuntimeError(
             f"state.previous_timestamp is not the clock before {event.value!r}. "
             "Write state.previous_timestamp = state.timestamp before the clock is advanced."
         )
-    if event not in _EPOCH_DONE:
-        return before.count(unit), now
-    # The window of an epoch begins where the epoch did, and not before its last batch.
-    in_epoch = before.epoch_wct.total_seconds() if unit is TimeUnit.SECOND else before.count(unit, in_epoch=True)
-    return before.count(unit) - in_epoch, now
+    return before.count(unit), now
