@@ -82,7 +82,7 @@ class _GhostBatchNorm(_BatchNorm):
         """Normalise ghost batches of equal sizes as one with more channels: those of each."""
         count, is_last = len(sizes), not input.is_contiguous()
         # Of the format channels_last, which is kept, the channels are the last dimension, and else that after samples.
-        parts = (input.movedim(1, -1) if is_last else input).unflatten(0, (count, sizes[0]))
+        parts = torch.unflatten(input.movedim(1, -1) if is_last else input, 0, (count, sizes[0]))
         place = -2 if is_last else 1
         joined = parts.movedim(0, place).flatten(place, place + 1)
         mean, variance = (None, None) if statistics is None else statistics.flatten(1)
@@ -90,7 +90,7 @@ class _GhostBatchNorm(_BatchNorm):
         joined = joined.movedim(-1, 1) if is_last else joined
         output = batch_norm(joined, mean, variance, weight, bias, training=True, momentum=1.0, eps=self.eps)
         output = output.movedim(1, -1) if is_last else output
-        parts = output.unflatten(-1 if is_last else 1, (count, self.num_features)).movedim(place, 0)
+        parts = torch.unflatten(output, -1 if is_last else 1, (count, self.num_features)).movedim(place, 0)
         return parts.flatten(0, 1).movedim(-1, 1) if is_last else parts.flatten(0, 1)
 
     def _track(self, statistics: Tensor, sizes: list[int]) -> None:
