@@ -52,6 +52,7 @@ class Size:
     resnet: dict[str, Any]
     gpt: dict[str, int]
     loss: dict[str, int]
+    chunks: list[int]  # their rows, beside those of the default
     steps: int  # of the overhead
     block: float  # seconds of a block of steps
     kernels: str  # the starts of the names of the cases
@@ -64,6 +65,7 @@ SIZES = {
         resnet={"layers": [3, 4, 6, 3]},
         gpt={},
         loss={"tokens": 8192, "classes": 128_000, "width": 4096},
+        chunks=[2048, 4096],
         steps=1000,
         block=0.25,
         kernels="",
@@ -74,6 +76,7 @@ SIZES = {
         resnet={"layers": [1, 1, 1, 1], "width_per_group": 8},
         gpt={"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0},
         loss={"tokens": 16, "classes": 64, "width": 8},
+        chunks=[4],
         steps=150,
         block=0.0,
         kernels="cutout_batch, 128 of 32",

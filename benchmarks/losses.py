@@ -65,14 +65,16 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def variants(chunk_sizes: list[int]) -> dict[str, Loss]:
-    """Return the losses by name."""
+def variants(chunk_sizes: list[int], backend: str | None = None) -> dict[str, Loss]:
+    """Return the losses by name, one of them compiled if there is a backend for it."""
     chosen: dict[str, Loss] = {
         "all logits": lambda hidden, weight, ids: functional.cross_entropy(hidden @ weight.T, ids)
     }
     chosen["chunks"] = cf.linear_cross_entropy
     for size in chunk_sizes:
         chosen[f"chunks of {size}"] = lambda *tensors, size=size: cf.linear_cross_entropy(*tensors, chunk_size=size)
+    if backend is not None:
+        chosen["chunks, compiled"] = torch.compile(cf.linear_cross_entropy, backend=backend)
     chosen["chunks, each loss"] = lambda *tensors: cf.linear_cross_entropy(*tensors, reduction="none").mean()
     if hasattr(functional, "linear_cross_entropy"):
         chosen["torch's chunks"] = lambda *tensors: functional.linear_cross_entropy(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import v2
 
 from composer import functional as cf
@@ -183,3 +184,33 @@ class TestCutmix:
         assert mixed_masks.dtype == dtype
         assert not torch.equal(mixed_masks, masks)
         assert torch.equal(masks, before)
+
+
+class Launches(TorchDispatchMode):
+    """Records the operations that launch a kernel on a GPU: all but views."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view:
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("kernel", "settings", "names"),
+    [
+        (cf.mixup_batch, {"mixing": 0.3}, ["index_select", "lerp_", "index_select"]),
+        (cf.cutmix_batch, {"bbox": (1, 1, 5, 5)}, ["clone", "index_select", "copy_", "index_select"]),
+    ],
+)
+def test_launches(kernel, settings, names):
+    """With its draws, a kernel has the operations of the cheapest calls, the last of them for the targets."""
+    images, labels, indices = torch.rand(8, 3, 8, 8), torch.arange(8), torch.randperm(8)
+
+    with Launches() as launches:
+        kernel(images, labels, indices=indices, **settings)
+
+    assert launches.names == names
