@@ -13,7 +13,7 @@ from composer.core import Callback, DataSpec, Time
 from composer.diagnostics import find_lr
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
-from composer.optim import ConstantScheduler, LinearWithWarmupScheduler
+from composer.optim import ConstantScheduler
 from fixtures import make_classifier, make_loader, small_run, weights
 
 
@@ -202,7 +202,6 @@ class TestContinueTraining:
         [
             ({"train_dataloader": []}, "train_dataloader has no batches"),
             ({"precision": "amp_fp8"}, "cannot change 'fp32'"),
-            ({"schedulers": LinearWithWarmupScheduler("9ep")}, "t_warmup"),
         ],
     )
     def test_rejected_call(self, wrong, error, reset_time):
