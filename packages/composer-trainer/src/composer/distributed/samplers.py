@@ -336,8 +336,8 @@ def unequal_lengths(lengths: Sequence[int | None], name: str = "train_dataloader
     )
 
 
-def num_real_samples(dataset_len: int, world_size: int, rank: int, start: int = 0, count: int | None = None) -> int:
-    """Return how many samples in a range of a process's part are not repeats.
+def num_real_samples(dataset_len: int, world_size: int, rank: int) -> int:
+    """Return how many samples of a process's part are not repeats.
 
     A part is padded to ``ceil(dataset_len / world_size)`` samples; repeated samples are last. Sample ``i`` of the part
     is sample ``rank + i * world_size`` of the dataset, in its order for the epoch.
@@ -346,26 +346,23 @@ def num_real_samples(dataset_len: int, world_size: int, rank: int, start: int = 
         dataset_len: Samples in the dataset.
         world_size: Number of processes.
         rank: Rank of the process.
-        start: Start of the range: the number of samples in the previous batches.
-        count: Length of the range: the samples of the batch. To the end of the part if None.
 
     Raises:
         ValueError: A number is out of range.
 
     Example:
-        Five samples for two processes in batches of two; sample 0 is repeated.
+        Five samples for two processes: the second one gets sample 0 again.
 
-        >>> [[num_real_samples(5, 2, rank, start, 2) for start in (0, 2)] for rank in (0, 1)]
-        [[2, 1], [2, 0]]
+        >>> [num_real_samples(5, 2, rank) for rank in (0, 1)]
+        [3, 2]
     """
-    if dataset_len < 0 or start < 0 or (count is not None and count < 0) or not 0 <= rank < world_size:
+    if dataset_len < 0 or not 0 <= rank < world_size:
         raise ValueError(
-            "dataset_len, start and count must be at least 0 and rank in [0, world_size), got "
-            f"{dataset_len=}, {start=}, {count=}, {rank=}, {world_size=}."
+            f"dataset_len must be at least 0 and rank in [0, world_size), got {dataset_len=}, {rank=}, {world_size=}."
         )
-    own = max(0, -(-(dataset_len - rank) // world_size))  # how many of rank, rank + world_size, … are below dataset_len
-    left = max(0, own - start)
-    return left if count is None else min(count, left)
+    return max(
+        0, -(-(dataset_len - rank) // world_size)
+    )  # how many of rank, rank + world_size, … are below dataset_len
 
 
 def num_real_samples_in_loader(loader: object) -> int | None:

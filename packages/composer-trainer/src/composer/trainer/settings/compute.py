@@ -14,9 +14,8 @@ from composer.core import Precision
 from composer.core.checks import by_name, caller_level, is_flag, nearest
 from composer.distributed import device_of_process
 from composer.functional.training.orthogonalization import product_dtype
+from composer.loggers.products import import_product
 
-# The first generation of GPUs with 8-bit matrix products, Ada; Hopper (H100) is 9.0.
-_FP8_CAPABILITY = (8, 9)
 _AVAILABLE: dict[str, Callable[[], bool]] = {
     "cpu": lambda: True,
     "cuda": torch.cuda.is_available,
@@ -47,7 +46,6 @@ class Compute:
     Raises:
         TypeError: An argument is of the wrong kind.
         ValueError: An argument is out of range, or two contradict each other.
-        ImportError: ``precision="amp_fp8"`` needs torchao, which is not installed.
     """
 
     _device: str | torch.device | None
@@ -71,9 +69,7 @@ class Compute:
         return choose_precision(self._precision, self.device)
 
     def __attrs_post_init__(self) -> None:
-        if self.precision is Precision.AMP_FP8:
-            self.check_fp8()
-        elif self.precision_config is not None:
+        if self.precision_config is not None and self.precision is not Precision.AMP_FP8:
             raise ValueError(
                 f"precision_config is only for precision='amp_fp8', and precision is '{self.precision}': leave it out."
             )
@@ -84,33 +80,17 @@ class Compute:
                 stacklevel=caller_level(),
             )
 
-    def check_fp8(self) -> None:
-        """Raise an error if this device cannot compute in 8 bits."""
-        emulated = (self.precision_config or {}).get("emulate", False)
-        is_able = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= _FP8_CAPABILITY
-        if not (emulated or is_able):
-            raise ValueError(
-                f"precision='amp_fp8' needs a GPU with 8-bit matrix products (H100 or later), and the device is "
-                f"'{self.device}'. Use 'amp_bf16', or precision_config={{'emulate': True}} to try it out."
-            )
-        try:
-            import torchao  # noqa: F401, PLC0415  (an extra)
-        except ImportError:
-            raise ImportError(
-                "precision='amp_fp8' needs torchao: pip install 'composer-trainer[fp8]', or use 'amp_bf16'."
-            ) from None
-
     def prepare(self, model: nn.Module) -> None:
         """Convert the model's linear layers for ``"amp_fp8"``; weights and their names do not change."""
         if self.precision is not Precision.AMP_FP8:
             return
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  (an extra)
-
+        float8 = import_product("torchao.float8", "fp8")
         settings = dict(self.precision_config or {})
         recipe = settings.pop("recipe", None)
-        config = Float8LinearConfig.from_recipe_name(recipe) if recipe else Float8LinearConfig(**settings)
+        kind = float8.Float8LinearConfig
+        config = kind.from_recipe_name(recipe) if recipe else kind(**settings)
         before = sum(1 for _ in model.modules())
-        convert_to_float8_training(model, config=config, module_filter_fn=_fits_fp8)
+        float8.convert_to_float8_training(model, config=config, module_filter_fn=_fits_fp8)
         if not any("Float8" in type(module).__name__ for module in model.modules()):
             warnings.warn(
                 f"precision='amp_fp8' changed none of the model's {before} modules: 8-bit products need linear layers "
