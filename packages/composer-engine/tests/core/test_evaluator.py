@@ -326,3 +326,14 @@ def test_nearest_metric(name, expected):
     hint = nearest_metric(name, [*known, "eval/CrossEntropy", "eval/LossMetric"])
 
     assert hint == ("." if expected is None else f"; did you mean {expected!r}?")
+
+
+def test_metrics_of_one_evaluator_are_items():
+    """Programs for MosaicML Composer iterate over metrics; a copy has only what was recorded."""
+    values = MetricValues()
+    values.record("easy", {"Accuracy": 0.9, "Loss": 1.2})
+    values.record("hard", {"Accuracy": 0.5})
+
+    assert list(values.keys()) == ["easy", "hard", "Loss"]
+    assert dict(values.items())["Loss"] == 1.2
+    assert dict(values) == {"easy": {"Accuracy": 0.9, "Loss": 1.2}, "hard": {"Accuracy": 0.5}}

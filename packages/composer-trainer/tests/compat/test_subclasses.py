@@ -29,7 +29,7 @@ class AlsoText(CheckpointSaver):
         return super().state_dict() | {"texts": self.texts}
 
     def load_state_dict(self, state):
-        super().load_state_dict({name: value for name, value in state.items() if name != "texts"})
+        super().load_state_dict(state)
         self.texts = state["texts"]
 
 
@@ -42,6 +42,7 @@ def test_each_save_calls_the_hook(tmp_path):
     assert saver.found == [1, 2, 3]
     assert saver.texts == [f"{tmp_path}/text_ba{batch}" for batch in (2, 4, 5)]
     assert saver.last_checkpoint_batch == "5ba"
+    assert [int(clock.batch) for clock in saver.all_saved_checkpoints_to_timestamp.values()] == [2, 4, 5]
     again = AlsoText(str(tmp_path / "again"), save_interval="2ba")
     small_run(max_duration="5ba", callbacks=again, load_path=tmp_path / "ba4")
     assert again.texts == saver.texts[:1]

@@ -121,8 +121,8 @@ class MetricValues(dict[str, Any]):
     """The latest values of metrics by evaluator and name, ``values["eval"]["MulticlassAccuracy"]``.
 
     If only one evaluator has a metric, its name alone is a key, too: ``values["MulticlassAccuracy"]``,
-    ``values.get("MulticlassAccuracy")`` and ``"MulticlassAccuracy" in values``. Values that were assigned by name only,
-    remain until an evaluation computes the metric.
+    ``values.get("MulticlassAccuracy")`` and ``"MulticlassAccuracy" in values``; :meth:`keys` and :meth:`items` have it
+    after the evaluators. Values that were assigned by name only, remain until an evaluation computes the metric.
 
     Raises:
         KeyError: In a look-up: there is no such label and metric, or several evaluators have the metric.
@@ -152,6 +152,16 @@ class MetricValues(dict[str, Any]):
         except KeyError:
             return default
 
+    def items(self) -> Any:
+        """Return the evaluators with their values, and the metrics that only one of them has."""
+        of_evaluators = [values for values in super().values() if isinstance(values, Mapping)]
+        names = {name for values in of_evaluators for name in values if len(self._labels_with(name)) == 1}
+        return {**self, **{name: self[name] for name in sorted(names)}}.items()
+
+    def keys(self) -> Any:
+        """Return the names of :meth:`items`."""
+        return dict(self.items()).keys()
+
     def record(self, label: str, values: Mapping[str, Any]) -> None:
         """Replace the values of an evaluator."""
         for name in values:
@@ -160,7 +170,7 @@ class MetricValues(dict[str, Any]):
         self[label] = dict(values)
 
     def _labels_with(self, name: object) -> list[str]:
-        return [label for label, values in self.items() if isinstance(values, Mapping) and name in values]
+        return [label for label, values in super().items() if isinstance(values, Mapping) and name in values]
 
 
 def more_is_better(metrics: Mapping[str, Any], name: str) -> bool | None:

@@ -30,7 +30,7 @@ from composer.checkpoint.layout import KeptMemory
 from composer.checkpoint.local import Folder, open_folder
 from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_keep_last
 from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
-from composer.core import Callback, Event, Interval, Logger, State, Time
+from composer.core import Callback, Event, Interval, Logger, State, Time, Timestamp
 from composer.core.background import Background
 from composer.core.saving.files import FileName, fill_in_run
 from composer.core.saving.model_state import optimizer_states
@@ -147,6 +147,7 @@ class CheckpointSaver(Callback):
         is_overridden = type(self)._save_checkpoint is not CheckpointSaver._save_checkpoint  # noqa: SLF001
         self.background = background and not is_overridden  # which may read what was written
         self.last_checkpoint_batch: Time | None = None
+        self.all_saved_checkpoints_to_timestamp: dict[str, Timestamp] = {}
         self.resume_data: Callable[..., Mapping[str, Any]] | None = None
         self.continues = False
         self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best)
@@ -357,6 +358,7 @@ class CheckpointSaver(Callback):
     def _save_checkpoint(self, state: State, logger: Logger) -> None:
         """Save now; a subclass may override it, to write something else or more."""
         self.last_checkpoint_batch = state.timestamp.batch
+        self.all_saved_checkpoints_to_timestamp[self.filename.format(state)] = state.timestamp
         self.save(state)
 
 

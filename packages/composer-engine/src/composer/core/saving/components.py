@@ -245,9 +245,13 @@ class Serializable(NamesArguments):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; tensors are not copied.
 
+        A subclass that overrides it may pass on what it has saved itself, which is ignored here.
+
         Raises:
             ValueError: ``state`` is not the state of an object of this class. Nothing has been changed.
         """
+        if type(self).load_state_dict is not Serializable.load_state_dict:
+            state = {name: state[name] for name in saved_fields(type(self)) if name in state}
         for name, value in read_state(self, state).items():
             setattr(self, name, value)
 

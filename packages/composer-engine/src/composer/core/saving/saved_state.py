@@ -168,6 +168,7 @@ def state_to_data(state: SavableState) -> dict[str, Any]:
     data: dict[str, Any] = {"version": VERSION}
     for name, field in saved_fields(type(state)).items():
         value = getattr(state, field.name)
+        value = dict(value) if isinstance(value, dict) else value  # without the further keys of MetricValues
         data[name] = plain(value.state_dict() if isinstance(value, Timestamp) else value, name)
     for kind in _RECORDS:
         data[kind] = [_component_to_data(kind, key, component) for key, component in _components(state, kind).items()]
