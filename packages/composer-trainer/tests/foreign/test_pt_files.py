@@ -78,11 +78,18 @@ class TestContent:
         assert {one.name for one in saved.glob("[!.]*")} == {"ep1-ba6-rank0.pt", "ep2-ba12-rank0.pt", path.name}
         assert (saved / "ep1-ba6-rank0.pt").is_file()
         assert path.resolve().name == "ep2-ba12-rank0.pt"
-        state = torch.load(path, weights_only=True)["state"]
-        assert state["timestamp"]["Timestamp"]["batch"] == state["timestamp"]["batch"] == 12
+        content = torch.load(path, weights_only=True)
+        state = content["state"]
+        assert state["timestamp"]["Timestamp"]["batch"] == 12
         model = ComposerClassifier(Tied(), num_classes=4)
         model.load_state_dict(state["model"])
-        assert {"schedulers", "algorithms", "callbacks", "integrations"} <= state.keys()
+        assert {"schedulers", "integrations", "run_name", "rank_zero_seed"} <= state.keys()
+        assert len(content["rng"]) == 1
+        assert state["callbacks"]["CheckpointSaver"]["all_saved_checkpoints_to_timestamp"] == []
+        [(name, ema)] = state["algorithms"]
+        assert (name, ema["repr"][:4]) == ("EMA", "EMA(")
+        averages = ema["ema_model"]["named_parameters_dict"]
+        assert averages.keys() >= dict(model.named_parameters()).keys()
         assert state["optimizers"]["AdamW"]["state"]["module.first.weight"]["exp_avg"].shape == (4, 4)
         assert torch.equal(
             torch.load(path, weights_only=True, mmap=True)["state"]["model"]["module.last.bias"], model.module.last.bias
@@ -157,7 +164,7 @@ class TestLoading:
         with trainer:
             assert trainer.state.timestamp.batch == 6
             trainer.fit()
-        assert torch.load(path, weights_only=True)["state"]["timestamp"]["batch"] == 12
+        assert torch.load(path, weights_only=True)["state"]["timestamp"]["Timestamp"]["batch"] == 12
 
 
 class TestWriting:
@@ -197,7 +204,7 @@ class TestWriting:
             again.fit()
 
         assert path == str(tmp_path / "ba2.pt")
-        assert torch.load(path, weights_only=True)["state"]["timestamp"]["batch"] == 2
+        assert torch.load(path, weights_only=True)["state"]["timestamp"]["Timestamp"]["batch"] == 2
 
     def test_copies_at_a_url_are_folders(self, tmp_path):
         """With copies at a URL the checkpoints are folders, with a warning."""

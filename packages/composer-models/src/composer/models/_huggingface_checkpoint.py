@@ -67,10 +67,11 @@ def read_checkpoint(
 def _read_file(path: str | Path, _: object) -> tuple[Any, dict[str, Tensor], dict[str, Tensor], bool]:
     """Return what is read of a file: the description, the weights, the averages, and whether there should be some."""
     try:
-        state = read_torch_file(Path(path))["state"]
-        weights = {name: weight for name, weight in state["model"].items() if isinstance(weight, Tensor)}
-        described = state.get("integrations", {}).get("huggingface")
-        return described, weights, _averages(state), _is_schedule_free(state)
+        content = read_torch_file(Path(path))
+        run, model = content["run"], content["state"]["model"]
+        weights = {name: weight for name, weight in model.items() if isinstance(weight, Tensor)}
+        is_schedule_free = _is_schedule_free(content["state"])
+        return run.get("integrations", {}).get("huggingface"), weights, _averages(run), is_schedule_free
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no checkpoint of a Trainer: {type(error).__name__}: {error}") from None
 

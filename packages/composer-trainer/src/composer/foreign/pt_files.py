@@ -1,15 +1,16 @@
 """Checkpoints that are one file, which ``torch.load(weights_only=True)`` reads: those whose names end in ``.pt``.
 
 The file is made of the draft of an ordinary checkpoint when all processes have written theirs, and replaces an older
-one of the name at once. It has the data and the tensors of the draft as one dictionary: ``["state"]["model"]``,
-``["state"]["timestamp"]`` and so on. The manifest is one more record of the archive, after all bytes of which it has
-the checksum.
+one of the name at once. It has the data and the tensors of the draft as one dictionary: ``"run"`` and ``"processes"``
+for a resume, and ``"state"`` and ``"rng"`` in the form of MosaicML Composer. The manifest is one more record of the
+archive, after all bytes of which it has the checksum.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ import attrs
 import torch
 import xxhash
 
-from composer.checkpoint.contents import OWN_PROCESS, PROCESS
+from composer.checkpoint.contents import BESIDE_STATE, OWN_PROCESS, PROCESS
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.folder import (
     EXTRA,
@@ -49,6 +50,8 @@ from composer.functional.dtensors import is_sharded
 
 SUFFIX = ".pt"
 _FORMAT = "composer-checkpoint-file"
+_SHARED = ("model", "optimizers")
+"""What is read of ``state``, in which programs change it; all else of it is a view of ``run``."""
 _CHUNK, _MAGIC = 1 << 20, b"PK\3\4"
 _RECORDS = MODEL
 """The name in the manifest of the bytes before it, one of those that a manifest may have."""
@@ -56,14 +59,39 @@ _RECORDS = MODEL
 
 def content_of(opened: OpenCheckpoint) -> dict[str, Any]:
     """Return the content of a checkpoint as one dictionary of plain data and tensors."""
-    state = join_tensors(opened.data(), opened.tensors(EXTRA) | opened.tensors(OPTIMIZERS))
-    state["model"] = opened.tensors(MODEL) | state.get("model", {})
+    run = join_tensors(opened.data(), opened.tensors(EXTRA) | opened.tensors(OPTIMIZERS))
+    run["model"] = opened.tensors(MODEL) | run.get("model", {})
     files = sorted(name for name in opened.manifest.files if name.startswith(PROCESS))
     others = [join_process(opened.content(file), f"{opened.path}/{file}") for file in files]
-    content = to_data({"state": state, "processes": others, "weights_only": opened.manifest.weights_only})
-    if "timestamp" in content["state"]:  # programs for MosaicML Composer read it there
-        content["state"]["timestamp"]["Timestamp"] = dict(content["state"]["timestamp"])
-    return {"format": _FORMAT, **content}
+    content = to_data({"run": run, "processes": others, "weights_only": opened.manifest.weights_only})
+    first = dictionary(content["run"].get("extra")).get(PROCESS)
+    generators = [one["rng"] for one in (first, *content["processes"]) if "rng" in dictionary(one)]
+    state = _as_composer(content["run"])
+    content["run"] = {name: part for name, part in content["run"].items() if name not in _SHARED}
+    return {"format": _FORMAT, "state": state, "rng": generators, **content}
+
+
+def _as_composer(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is saved of a run in the form in which programs for MosaicML Composer read it."""
+    state = {name: part for name, part in run.items() if name not in BESIDE_STATE} | {"callbacks": {}}
+    if "timestamp" in state:
+        state["timestamp"] = {"Timestamp": state["timestamp"]}
+    for kind in ("schedulers", "callbacks"):
+        state[kind] = {record["key"]: dict(record["state"]) for record in run.get(kind, ())}
+    state["callbacks"].setdefault("CheckpointSaver", {}).setdefault("all_saved_checkpoints_to_timestamp", [])
+    state["algorithms"] = []
+    for record in run.get("algorithms", ()):
+        settings = ", ".join(f"{name}={value!r}" for name, value in record["settings"].items())
+        of_one = {**record["state"], "repr": f"{record['name']}({settings})"}
+        if averages := of_one.get("averaged_weights"):
+            of_one["ema_model"] = {"named_parameters_dict": averages, "named_buffers_dict": {}}
+        state["algorithms"].append((record["key"], of_one))
+    state["integrations"] = dict(run.get("integrations", {}))
+    if files := dictionary(dictionary(state["integrations"].get("huggingface")).get("model")).get("files"):
+        model = state["integrations"]["huggingface"]["model"]
+        config = {"file_extension": ".json", "content": json.loads(files["config.json"]), "class": model["class"]}
+        state["integrations"]["huggingface"] |= {"model": {**model, "config": config}}
+    return state
 
 
 def saved_run(content: Any, path: str, *, weights_only: bool) -> SavedRun | None:
@@ -76,10 +104,10 @@ def saved_run(content: Any, path: str, *, weights_only: bool) -> SavedRun | None
         return None
     if content.get("weights_only") and not weights_only:
         raise CheckpointError(path, ONLY_WEIGHTS)
-    dictionary(dictionary(content.get("state")).get("timestamp")).pop("Timestamp", None)
+    shared = {name: part for name, part in dictionary(content.get("state")).items() if name in _SHARED}
     try:
-        read = from_data(content, dict[str, Any], path)
-        data, processes = dict(read["state"]), list(read["processes"])
+        data = from_data({**content["run"], **shared}, dict[str, Any], path)
+        processes = from_data(content["processes"], list[Any], path)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(path, f"is not the state of a checkpoint: {error}") from None
     needed = {"model", "algorithms", "modules"} if weights_only else data.keys()
