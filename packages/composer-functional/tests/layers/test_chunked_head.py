@@ -124,6 +124,20 @@ class TestCompiled:
         gradients = (torch.autograd.grad(one, (hidden, head.weight, head.bias)) for one in (loss, right))
         torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
 
+    def test_lengths_share_a_graph(self, head):
+        """Batches of other lengths, with other numbers of chunks, need one further graph, as of other models."""
+        head.has_loss_in_forward = True
+        graphs = []
+        torch.compiler.reset()
+        compiled = torch.compile(
+            lambda x, ids: cross_entropy(head(x), ids), backend=lambda graph, _: graphs.append(graph) or graph
+        )
+
+        for length in (3, 4, 6, 9):
+            compiled(torch.rand(length, 5).double(), torch.zeros(length, dtype=torch.long))
+
+        assert len(graphs) == 2
+
     def test_logits_after_the_graph(self, head, hidden):
         """Logits that leave the graph are used as those of a head that is not compiled, and cannot be changed."""
         head.has_loss_in_forward = True

@@ -126,8 +126,12 @@ def linear_cross_entropy(
     settings = _Settings(size, label_smoothing, z_loss, softcap)
     is_sum = reduction != "none"
     computes_gradients = is_sum and torch.is_grad_enabled()
-    with torch.autocast(device, enabled=False):
-        loss: Tensor = _Chunked.apply(rows, weight, bias, labels, counted, settings, is_sum, computes_gradients)
+    if is_sum and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        wanted = [computes_gradients and one is not None and one.requires_grad for one in (rows, weight, bias)]
+        loss: Tensor = _summed(rows, weight, bias, labels, counted, *settings, wanted)[0]
+    else:
+        with torch.autocast(device, enabled=False):
+            loss = _Chunked.apply(rows, weight, bias, labels, counted, settings, is_sum, computes_gradients)
     if reduction == "mean":
         count = counted.sum()
         return torch.where(count > 0, loss / count.clamp(min=1), math.nan)  # its gradient is 0 if no row counts
@@ -172,6 +176,48 @@ class _Chunked(torch.autograd.Function):
         return *(None if one is None else one.to(like.dtype) for one, like in inputs), *(None,) * 5
 
 
+# In a compiled graph the sum is one operation: traced, each number of chunks would be a graph of its own.
+_SCHEMA = """(Tensor rows, Tensor weight, Tensor? bias, Tensor labels, Tensor counted, SymInt chunk_size,
+float label_smoothing, float z_loss, float? softcap, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor)"""
+
+
+@torch.library.custom_op("composer::chunked_cross_entropy", mutates_args=(), schema=_SCHEMA)
+def _summed(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, counted: Tensor, *settings: Any
+) -> tuple[Tensor, ...]:
+    """Return the sum of the losses, and its gradients by the wanted inputs, for others an empty tensor."""
+    *numbers, wanted = settings
+    upstream = counted if any(wanted) else None
+    with torch.autocast(rows.device.type, enabled=False):
+        losses, gradients = _run_chunks(
+            rows, weight, bias, labels, counted, _Settings(*numbers), upstream, tuple(wanted)
+        )
+        return losses.sum(), *(rows.new_empty(0) if one is None else one for one in gradients)
+
+
+@_summed.register_fake
+def _(rows: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> tuple[Tensor, ...]:
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    inputs = zip((rows, weight, bias), settings[-1], (rows.dtype, dtype, dtype), strict=True)
+    return rows.new_empty((), dtype=dtype), *(
+        torch.empty_like(one, dtype=kind) if one is not None and is_wanted else rows.new_empty(0)
+        for one, is_wanted, kind in inputs
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.wanted, ctx.dtypes = inputs[-1], [None if one is None else one.dtype for one in inputs[:3]]
+    ctx.save_for_backward(*output[1:])
+
+
+def _scale(ctx: Any, upstream: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    gradients = zip(ctx.saved_tensors, ctx.wanted, ctx.dtypes, strict=True)
+    return *((one * upstream).to(dtype) if is_wanted else None for one, is_wanted, dtype in gradients), *(None,) * 7
+
+
+_summed.register_autograd(_scale, setup_context=_save)
+
+
 def _run_chunks(
     rows: Tensor,
     weight: Tensor,
@@ -191,8 +237,9 @@ def _run_chunks(
         torch.zeros_like(one, dtype=one.dtype if one is rows else dtype) if one is not None and is_wanted else None
         for one, is_wanted in zip(inputs or (None,) * 3, wanted, strict=True)
     ]
-    for start in range(0, rows.shape[0], settings.chunk_size):
-        part = slice(start, start + settings.chunk_size)
+    # A compiled graph then depends on the number of chunks, and not of rows, which is that of tokens in a batch.
+    for chunk in range(-(-rows.shape[0] // settings.chunk_size)):
+        part = slice(chunk * settings.chunk_size, (chunk + 1) * settings.chunk_size)
         few = rows[part]
         logits = few @ weight.t() if bias is None else torch.addmm(bias, few, weight.t())
         scale = None if upstream is None else (upstream[part] * counted[part]).to(dtype)
