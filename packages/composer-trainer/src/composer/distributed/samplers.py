@@ -360,9 +360,8 @@ def num_real_samples(dataset_len: int, world_size: int, rank: int) -> int:
         raise ValueError(
             f"dataset_len must be at least 0 and rank in [0, world_size), got {dataset_len=}, {rank=}, {world_size=}."
         )
-    return max(
-        0, -(-(dataset_len - rank) // world_size)
-    )  # how many of rank, rank + world_size, … are below dataset_len
+    # How many of rank, rank + world_size, … are below dataset_len.
+    return max(0, -(-(dataset_len - rank) // world_size))
 
 
 def num_real_samples_in_loader(loader: object) -> int | None:
