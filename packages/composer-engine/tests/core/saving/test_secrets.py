@@ -79,5 +79,5 @@ def test_settings_that_are_saved():
     described = settings_to_data(Fetch(("s3cr3t", print)))["password"]
     assert described == {"unsaved": "('(hidden)', function builtins.print)"}
     with pytest.raises(ValueError, match=r"setting password was not data.*algorithms=\[Fetch\(password=\.\.\.\)\]"):
-        rebuild_algorithm({"name": "Fetch", "settings": data}, [Fetch])
-    assert rebuild_algorithm({"name": "Fetch", "settings": settings_to_data(Fetch())}, [Fetch]).input_key == "image"
+        rebuild_algorithm({"name": "Fetch", "settings": data})
+    assert rebuild_algorithm({"name": "Fetch", "settings": settings_to_data(Fetch())}).input_key == "image"
