@@ -268,7 +268,7 @@ class TestMissingAlgorithms:
         taken["algorithms"][0]["key"] = "LoadWiden.1"
 
         with pytest.raises(StateMismatchError, match=r"model\.0\.weight is not saved"):
-            state.load_model_state(taken, exclude_algorithms=[excluded])
+            state.load_state_dict(taken, strict=True, exclude_algorithms=[excluded])
 
     @pytest.mark.parametrize(
         ("record", "text"),

@@ -470,8 +470,8 @@ class State(FormerState):
         the seed is that of the saved run, so that its random draws continue.
 
         Args:
-            state: The saved state; ``model`` and ``optimizers`` in it are loaded, too, as by :meth:`load_model_state`
-                and :meth:`load_optim_state`.
+            state: The saved state; ``model`` and ``optimizers`` in it, as of :meth:`get_model_state_dict` and
+                :meth:`get_optim_state_dict`, are loaded, too.
             logger: The logger of algorithms that are constructed again.
             strict: Whether missing or unexpected components and weights, and settings that differ, raise an error;
                 otherwise one warning lists them.
@@ -508,45 +508,6 @@ class State(FormerState):
             NotSerializableError: An optimizer contains something that is neither data nor a tensor.
         """
         return model_state.optimizer_states(self.model, self.optimizers)
-
-    def load_model_state(
-        self,
-        state_dict: Mapping[str, Any],
-        logger: Logger | None = None,
-        strict: bool = True,
-        exclude_algorithms: Sequence[str] | None = None,
-        algorithm_passes: Passes = None,
-    ) -> LoadReport:
-        """Load weights, after constructing the algorithms that they need.
-
-        An algorithm is needed if it is ``required_on_load`` by its class and its saved record, and this run has none of
-        its key; for example BlurPool, whose layers have other weights. It is constructed from its name and settings,
-        changes the model as at the start of a run, and is added to :attr:`algorithms`.
-
-        Args:
-            state_dict: ``model``: weights by name; and ``algorithms``, if there were any, as in :meth:`state_dict`.
-            logger: The logger of these algorithms.
-            strict: Whether missing or unexpected weights and other dtypes raise an error, or only a warning.
-            exclude_algorithms: Names or keys of algorithms not to construct.
-            algorithm_passes: Passes that order the constructed ones.
-
-        Raises:
-            StateMismatchError: The weights do not fit, or an algorithm cannot be constructed. Nothing has been loaded.
-        """
-        options: dict[str, Any] = {"excluded": exclude_algorithms or (), "passes": algorithm_passes, "logger": logger}
-        return saved_state.load(self, state_dict, parts=["model"], strict=strict, **options)
-
-    def load_optim_state(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadReport:
-        """Load the state of the optimizers by the names of parameters; tensors are not copied.
-
-        Args:
-            state_dict: ``optimizers``: what :meth:`get_optim_state_dict` returned.
-            strict: Whether missing or unexpected optimizers and parameters raise an error, or only a warning.
-
-        Raises:
-            StateMismatchError: The state does not fit. Nothing has been loaded.
-        """
-        return saved_state.load(self, state_dict, parts=["optimizers"], strict=strict)
 
     def rebuild_algorithm(self, name: str, settings: Mapping[str, Any]) -> Algorithm:
         """Return :func:`composer.core.rebuild_algorithm` of a saved name and settings; loading calls it."""

@@ -10,6 +10,11 @@ from composer.core import State, StateMismatchError
 from fixtures import same_bits
 
 
+def load(state, saved, *, strict=True):
+    """Load weights or optimizers into a run, which keeps everything else."""
+    return state.load_state_dict(state.state_dict() | saved, strict=strict)
+
+
 def make_net(bias=True):
     return nn.Sequential(nn.Linear(4, 3, bias=bias), nn.BatchNorm1d(3), nn.Linear(3, 2))
 
@@ -72,7 +77,7 @@ class TestModel:
         """A state saved from one is loaded into the other."""
         source, target = make_net(), make_net()
 
-        State(model=wrap(target)).load_model_state({"model": State(model=source).get_model_state_dict()})
+        load(State(model=wrap(target)), {"model": State(model=source).get_model_state_dict()})
 
         assert same_bits(source.state_dict(), target.state_dict())
 
@@ -81,7 +86,7 @@ class TestModel:
         source, target = make_net(), make_net()
         weights = State(model=source).get_model_state_dict()
 
-        State(model=target).load_model_state({"model": weights})
+        load(State(model=target), {"model": weights})
 
         assert weights["0.weight"].data_ptr() == source[0].weight.data_ptr()
         assert target[0].weight.data_ptr() != source[0].weight.data_ptr()
@@ -96,7 +101,7 @@ class TestModel:
         saved["0.bias"] = "text"
 
         with pytest.raises(StateMismatchError) as caught:
-            State(model=model).load_model_state({"model": saved})
+            load(State(model=model), {"model": saved})
 
         assert set(caught.value.problems) == {
             "model.2.bias: must be a tensor of shape (2,), got a tensor of shape (7,).",
@@ -112,12 +117,12 @@ class TestModel:
         state = State(model=target)
 
         with pytest.warns(UserWarning, match=r"model\.0\.bias is saved, and the model has no such weight"):
-            report = state.load_model_state({"model": source.state_dict()}, strict=False)
+            report = load(state, {"model": source.state_dict()}, strict=False)
 
         assert torch.equal(target[0].weight, source[0].weight)
         assert len(report.unexpected) == 1
         with pytest.raises(StateMismatchError, match="must be a tensor of shape"):
-            state.load_model_state({"model": {"0.weight": torch.zeros(1)}}, strict=False)
+            load(state, {"model": {"0.weight": torch.zeros(1)}}, strict=False)
 
     def test_tied_weights_are_loaded(self):
         """Also if they are NaN, after a training that diverged."""
@@ -128,7 +133,7 @@ class TestModel:
         saved = copy.deepcopy(State(model).get_model_state_dict())
         torch.nn.init.ones_(model[0].weight)
 
-        State(model).load_model_state({"model": saved})
+        load(State(model), {"model": saved})
 
         assert model[1].weight.isnan().tolist() == [[True, True], [False, False]]
 
@@ -140,7 +145,7 @@ class TestModel:
         with pytest.raises(
             StateMismatchError, match=r"model\.0\.bias: torch\.float64 was saved, torch\.float32 is set"
         ):
-            state.load_model_state({"model": state.get_model_state_dict() | source})
+            load(state, {"model": state.get_model_state_dict() | source})
 
 
 class TestOptimizers:
@@ -150,8 +155,8 @@ class TestOptimizers:
         first, second = trained(make), trained(make)
         weights, states = copy.deepcopy((first.get_model_state_dict(), first.get_optim_state_dict()))
 
-        second.load_model_state({"model": weights})
-        second.load_optim_state({"optimizers": states})
+        load(second, {"model": weights})
+        load(second, {"optimizers": states})
         step(first, seed=2)
         step(second, seed=2)
 
@@ -163,7 +168,7 @@ class TestOptimizers:
         second = State(model=make_net())
         second.optimizers = torch.optim.Adam(reversed(list(second.model.parameters())), lr=0.5, amsgrad=True)
 
-        second.load_optim_state({"optimizers": first.get_optim_state_dict()})
+        load(second, {"optimizers": first.get_optim_state_dict()})
 
         for own, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
             assert torch.equal(first.optimizers[0].state[own]["exp_avg"], second.optimizers[0].state[other]["exp_avg"])
@@ -209,7 +214,7 @@ class TestOptimizers:
         first, second = make(torch.bfloat16, "meta"), make(None, "cpu")
         step(step(first))
 
-        second.load_optim_state({"optimizers": first.get_optim_state_dict()})
+        load(second, {"optimizers": first.get_optim_state_dict()})
 
         [saved], [loaded] = first.optimizers[0].param_groups, second.optimizers[0].param_groups
         assert (loaded["dtype"], loaded["placed"]) == (torch.bfloat16, [torch.device("meta")])
@@ -234,7 +239,7 @@ class TestOptimizers:
         with pytest.raises(
             StateMismatchError, match=r"optimizers\.Adam cannot load its saved state \(KeyError: 'step'\)"
         ):
-            state.load_optim_state({"optimizers": saved})
+            load(state, {"optimizers": saved})
 
         assert repr(state.get_optim_state_dict()) == repr(before)
 
@@ -263,7 +268,7 @@ class TestOptimizers:
         for held in first.optimizers[0].state.values():
             held["exp_avg"] = torch.full_like(held["exp_avg"], 1 / 3, dtype=torch.float32)
 
-        second.load_optim_state({"optimizers": first.get_optim_state_dict()})
+        load(second, {"optimizers": first.get_optim_state_dict()})
 
         assert repr(second.get_optim_state_dict()) == repr(first.get_optim_state_dict())
         assert second.optimizers[0].state[second.model.weight]["exp_avg"].dtype is torch.float32
@@ -278,7 +283,7 @@ class TestOptimizers:
         param_state["exp_avg"] = param_state["exp_avg"].float() + 1e-6
         expected = param_state["exp_avg"].clone()
 
-        state.load_optim_state({"optimizers": copy.deepcopy(state.get_optim_state_dict())})
+        load(state, {"optimizers": copy.deepcopy(state.get_optim_state_dict())})
 
         assert torch.equal(state.optimizers[0].state[model.weight]["exp_avg"], expected)
 
@@ -295,7 +300,7 @@ class TestOptimizers:
         first.optimizers[0].step()
 
         states = first.get_optim_state_dict()
-        second.load_optim_state({"optimizers": states})
+        load(second, {"optimizers": states})
 
         assert list(states["SGD"]["state"]) == ["group 0 parameter 6"]
         assert torch.equal(second.optimizers[0].state[extra]["momentum_buffer"], torch.ones(1))
@@ -308,7 +313,7 @@ class TestOptimizers:
         second.optimizers = torch.optim.SGD(groups, lr=0.7)
 
         with pytest.raises(StateMismatchError) as caught:
-            second.load_optim_state({"optimizers": first.get_optim_state_dict() | {"SDG": {}}})
+            load(second, {"optimizers": first.get_optim_state_dict() | {"SDG": {}}})
 
         assert "optimizers.SGD.0.bias is not saved." in caught.value.problems
         assert "optimizers.SGD.2.weight was saved in group 0, and is in group 1." in caught.value.problems
@@ -322,7 +327,7 @@ class TestOptimizers:
         own = second.optimizers[0].state[second.model[0].bias]["momentum_buffer"].clone()
 
         with pytest.warns(UserWarning, match=r"optimizers\.SGD\.0\.bias is not saved"):
-            second.load_optim_state({"optimizers": first.get_optim_state_dict()}, strict=False)
+            load(second, {"optimizers": first.get_optim_state_dict()}, strict=False)
 
         param_state = second.optimizers[0].state
         assert torch.equal(param_state[second.model[0].bias]["momentum_buffer"], own)

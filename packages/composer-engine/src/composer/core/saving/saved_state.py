@@ -498,10 +498,9 @@ def apply(state: SavableState, saved: Mapping[str, Any], report: LoadReport) -> 
     return report
 
 
-def load(state: SavableState, saved: Mapping[str, Any], *, parts: Collection[str] = (), **options: Any) -> LoadReport:
-    """Compare and load a saved state, or only some of its parts; see :func:`compare` and :func:`apply`."""
-    report = compare(state, saved, parts=parts, **options)
-    return apply(state, {part: saved[part] for part in parts} if parts else saved, report)
+def load(state: SavableState, saved: Mapping[str, Any], **options: Any) -> LoadReport:
+    """Compare and load a saved state; see :func:`compare` and :func:`apply`."""
+    return apply(state, saved, compare(state, saved, **options))
 
 
 def _load_component(kind: str, key: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:
