@@ -159,6 +159,7 @@ class Assembly:
             NotImplementedError: The model is wrapped by FSDP 1.
             CheckpointSaveError: The checkpoint could not be written.
         """
+        self._parallel.activate()
         extra = self._resume_state.data_to_save(weights_only=weights_only)
         save = save_in_one_file if str(name).endswith(SUFFIX) else save_in_all_processes
         return save(self.state, os.fspath(name), extra=extra, weights_only=weights_only)
