@@ -1,15 +1,18 @@
 """What programs for MosaicML Composer override: former hooks are called, others are an error."""
 
+import atexit
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from composer import Trainer
 from composer.callbacks import CheckpointSaver, EarlyStopper
 from composer.compat.files import PartialFilePath
 from composer.core import Callback, Event
 from composer.loggers import InMemoryLogger
 from composer.metrics import LanguageCrossEntropy
-from fixtures import small_run, trained
+from fixtures import make_classifier, make_loader, small_run, trained
 
 
 class AlsoText(CheckpointSaver):
@@ -136,3 +139,28 @@ def test_values_and_clocks_have_the_types_of_composer():
     assert trainer.state.timestamp.epoch_in_iteration == "2ep"
     with pytest.warns(DeprecationWarning, match="has no effect: a checkpoint contains the place"):
         trainer.state._dataset_state_dict = dict
+
+
+def test_a_method_that_is_set_on_a_callback():
+    """A program replaces a hook of a callback after the trainer was constructed."""
+    seen, callback = [], Callback()
+    trainer = small_run(max_duration="2ba", callbacks=callback)
+
+    callback.batch_end = lambda state, logger: seen.append(int(state.timestamp.batch))
+    trainer.fit()
+
+    assert seen == [1, 2]
+
+
+def test_a_program_deletes_what_a_trainer_holds():
+    """Attributes of trainer and state can be listed and deleted, after the engine is unregistered from ``atexit``."""
+    trainer = Trainer(model=make_classifier(), eval_dataloader=make_loader())
+    trainer.close()
+
+    atexit.unregister(trainer.engine._close)
+    for key in list(vars(trainer.state)):
+        delattr(trainer.state, key)
+    for key in list(vars(trainer)):
+        delattr(trainer, key)
+
+    assert vars(trainer) == {}

@@ -93,9 +93,9 @@ class Engine:
         self._ran: set[Event] = set()
         if algorithms is not None:
             state.algorithms = algorithms
-        state.on_components_change(self._forget_plan)
+        state.on_components_change(self.forget_plan)
         for components in (self.logger.destinations, self._passes, self._subscriptions):
-            components.on_change.append(self._forget_plan)
+            components.on_change.append(self.forget_plan)
         # Now, so that conflicts raise an error here and not at the first event.
         self.explain()
 
@@ -238,6 +238,8 @@ class Engine:
                 errors[0].add_note(f"While closing, this failed, too: {type(also).__name__}: {also}")
             raise errors[0]
 
+    _close = close  # which programs for MosaicML Composer unregister from atexit
+
     def check_open(self) -> None:
         """Check that events can still be run.
 
@@ -250,7 +252,8 @@ class Engine:
                 "which a Trainer still evaluates, predicts and saves. Make a new Trainer or Engine."
             )
 
-    def _forget_plan(self) -> None:
+    def forget_plan(self) -> None:
+        """Make the plan again at the next event, with methods that were set on components."""
         # The next event misses in the empty table, and makes the new plan: no event checks whether the plan is valid.
         self._plan = None
         self._table = {}

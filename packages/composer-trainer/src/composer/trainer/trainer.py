@@ -350,6 +350,7 @@ class Trainer(Assembly):
 
     def _train(self, run: Run) -> tuple[Mapping[str, torch.Tensor], str]:
         # torchrun sends a SIGTERM to the other processes when one has exited.
+        self.engine.forget_plan()
         with self._stopped_by(run.signals):
             train(run)
             losses, reason = run.losses, reason_of_end(run)
