@@ -6,7 +6,7 @@ import torch
 from composer import distributed
 from composer.callbacks import EarlyStopper
 from composer.core import Evaluator
-from composer.optim import DecoupledAdamW, DecoupledSGDW
+from composer.optim import ComposerScheduler, DecoupledAdamW, DecoupledSGDW
 from composer.optim import scheduler as schedules
 from fixtures import make_loader, small_run, trained
 
@@ -75,3 +75,18 @@ def test_processes_without_a_device():
     distributed.initialize_dist(timeout=600)
 
     assert not distributed.is_initialized()  # there is one process
+
+
+def test_a_schedule_with_a_warmup_of_its_own():
+    """A schedule of the program has strings as times, and is asked for each batch."""
+
+    class Grows(ComposerScheduler):
+        t_warmup, scale_warmup = "100ba", False
+
+        def __call__(self, state, ssr=1.0):
+            return int(state.timestamp.batch) / 100
+
+    with pytest.warns(UserWarning, match="t_warmup=100ba is longer than the training of 4ba"):
+        trainer = trained(max_duration="4ba", schedulers=Grows())
+
+    assert trainer.state.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 4 / 100)

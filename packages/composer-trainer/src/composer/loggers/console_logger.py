@@ -14,7 +14,7 @@ from composer.loggers.values import Stream, aligned, check_stream, flat, open_st
 
 _WHOLE_EPOCHS = (TimeUnit.EPOCH, TimeUnit.ITERATION)
 _FRAME = "*" * 30
-_LINES_OF_EVALUATION = 10
+NUM_EVAL_LOGGING_EVENTS = 10
 _SIGNIFICANT, _LONGEST = 4, 200
 
 
@@ -155,7 +155,7 @@ class ConsoleLogger(LoggerDestination):
         if of is None or now == of:  # the results follow after the last batch
             return
         # At the first batch, and whenever another tenth is complete.
-        if not before or before * _LINES_OF_EVALUATION // of != (before - 1) * _LINES_OF_EVALUATION // of:
+        if not before or before * NUM_EVAL_LOGGING_EVENTS // of != (before - 1) * NUM_EVAL_LOGGING_EVENTS // of:
             self._print(self._progress(state))
 
     def eval_end(self, state: State, logger: Logger) -> None:

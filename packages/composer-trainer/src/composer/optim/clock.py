@@ -221,8 +221,10 @@ def before_decay(schedule: WarmsUp, t_decay: Time, state: State, ssr: float) -> 
 def warn_of_endless_warmup(schedule: WarmsUp, state: State, ssr: float) -> None:
     """Warn if the training ends before the warm-up does, provided that the two can be compared."""
     try:
-        _, (warmup, whole) = position(state, _warmup(schedule, ssr), (WHOLE_TRAINING, 1.0))
-    except ValueError:
+        # A schedule of the user's own may have a string.
+        span = to_t_warmup(schedule.t_warmup), ssr if schedule.scale_warmup else 1.0
+        _, (warmup, whole) = position(state, span, (WHOLE_TRAINING, 1.0))
+    except (TypeError, ValueError):
         return
     if warmup > whole:
         warnings.warn(
