@@ -218,9 +218,8 @@ class TestData:
                     "reads": ["loss", "model"],
                     "writes": ["model"],
                     "owns": [],
-                    "settings": [],
                 },
-                {"name": "B", "summary": "", "reads": [], "writes": [], "owns": [], "settings": []},
+                {"name": "B", "summary": "", "reads": [], "writes": [], "owns": []},
             ],
             "events": {
                 "batch_end": [

@@ -68,12 +68,6 @@ def _to_data(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else None
 
 
-def _names(module: nn.Module) -> str:
-    """Return the class of a module, and of the modules in it if it is a sequence."""
-    name = type(module).__name__
-    return f"{name}({', '.join(map(_names, module.children()))})" if isinstance(module, nn.Sequential) else name
-
-
 @attrs.define(eq=False)
 class Augment(Algorithm):
     """Apply an augmentation of kornia, or any module, to the images of each batch.
@@ -101,7 +95,7 @@ class Augment(Algorithm):
         0.5
     """
 
-    augmentation: nn.Module = attrs.field(repr=_in_one_line, metadata={"describe": _described, "explain": _names})
+    augmentation: nn.Module = attrs.field(repr=_in_one_line, metadata={"describe": _described})
     input_key: BatchKey = 0
     mask_key: BatchKey | None = None
     boxes_key: BatchKey | None = None

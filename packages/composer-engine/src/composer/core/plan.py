@@ -170,8 +170,6 @@ class Declaration:
         summary: The first paragraph of its class's docstring.
         reads, writes: The fields of the state that it reads and writes.
         owns: What no other algorithm may own.
-        settings: The settings without which it cannot be recognized, such as the pipeline of ``Augment``. They are the
-            fields with their own string: ``attrs.field(metadata={"explain": f})``.
     """
 
     name: str
@@ -179,7 +177,6 @@ class Declaration:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     owns: tuple[str, ...]
-    settings: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -293,7 +290,7 @@ def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
     texts = [declaration.summary, "; ".join(declared) or "does not declare what it reads and changes"]
     lines = [line for text in texts for line in _wrap(text, _COLUMNS - len(indent))]
     yield f"  {declaration.name:<{name_width}}  {lines[0]}"
-    yield from (f"{indent}{line}" for line in (*lines[1:], *declaration.settings))
+    yield from (f"{indent}{line}" for line in lines[1:])
 
 
 def _wrap(text: str, width: int, subsequent_indent: str = "") -> list[str]:

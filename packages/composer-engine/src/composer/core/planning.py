@@ -6,7 +6,7 @@ import re
 import warnings
 from functools import partial
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -184,14 +184,7 @@ def _declaration(algorithm: Algorithm, key: str) -> Declaration:
     reads, writes, owns = (
         tuple(sorted(map(str, words))) for words in (algorithm.reads, algorithm.writes, algorithm.owns)
     )
-    kind: Any = type(algorithm)
-    fields = attrs.fields(kind) if attrs.has(kind) else ()
-    settings = tuple(
-        f"{field.alias}: {field.metadata['explain'](getattr(algorithm, field.name))}"
-        for field in fields
-        if "explain" in field.metadata
-    )
-    return Declaration(key, summary, reads, writes, owns, settings)
+    return Declaration(key, summary, reads, writes, owns)
 
 
 def _algorithm_entry(algorithm: Algorithm, event: Event, keys: Mapping[int, str]) -> Entry:
