@@ -203,7 +203,7 @@ def loss(options: Options) -> Iterator[Row]:
         losses.run(variant, tensors)
         tensors[0].grad = tensors[1].grad = None  # the peak is that above the inputs
 
-    backend = "inductor" if options.device == "cuda" else "eager"  # a rehearsal does not wait for the compiler of C++
+    backend = "eager" if options.size == "tiny" else "inductor"  # a rehearsal does not wait for the compiler
     variants = losses.variants(SIZES[options.size].chunks, backend).items()
     return in_turns({name: functools.partial(call, variant) for name, variant in variants}, options)
 

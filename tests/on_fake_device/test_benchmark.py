@@ -21,7 +21,7 @@ def gpu(monkeypatch):
     return importlib.import_module("gpu")
 
 
-@pytest.mark.parametrize("part", ["resnet50", "gpt", "packing", "loss", "checkpoint", "kernels"])
+@pytest.mark.parametrize("part", ["resnet50", "gpt", "fastest", "packing", "loss", "checkpoint", "kernels"])
 def test_part(gpu, part):
     """All variants have figures, also for the memory of the device."""
     options = Namespace(device="cuda", size="tiny", precision="amp_bf16", rounds=1, deadline=time.time() + 600, done=[])
