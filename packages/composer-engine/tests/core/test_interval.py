@@ -229,8 +229,7 @@ def test_intervals_of_a_callback(make, calls):
 @pytest.mark.parametrize(
     ("intervals", "error", "message"),
     [
-        ({"batch_ends": "2ba"}, ValueError, r"Watch.intervals\(\) names 'batch_ends', which is no event"),
-        ([("batch_end", "2ba")], TypeError, r"Watch.intervals\(\) must map events to times"),
+        ({"batch_ends": "2ba"}, ValueError, "'batch_ends' is not a valid Event"),
         ({"fit_end": "2ba"}, ValueError, "Watch: every='2ba' cannot be used at 'fit_end'"),
         ({"batch_end": None}, TypeError, "Watch: every must be a Time or a string"),
     ],

@@ -294,7 +294,7 @@ class Engine:
         unwrapped: Call = partial(_call_all, calls)
         call = unwrapped
         for wrapper in self._wrappers("wrap_event"):
-            call = _checked_call(wrapper.wrap_event(event, call), wrapper, "wrap_event")
+            call = wrapper.wrap_event(event, call)
         # Without a wrapper run_event makes the calls itself, which saves a call of Python at each event.
         return calls if call is unwrapped else (call,)
 
@@ -319,7 +319,7 @@ class Engine:
             call = partial(_run_if_matching, component, event, state, logger, self._acts.calls, entry.key)
         for wrapper in self._wrappers("wrap_call"):
             if wrapper is not component:
-                call = _checked_call(wrapper.wrap_call(event, entry.key, entry.kind, call), wrapper, "wrap_call")
+                call = wrapper.wrap_call(event, entry.key, entry.kind, call)
         return only_when_due(call, entry.every, event, state)
 
     def _wrappers(self, method: str) -> list[Callback]:
@@ -372,15 +372,6 @@ def _event_of(event: Event | str) -> Event:
 def _call_all(calls: Sequence[Call]) -> None:
     for call in calls:
         call()
-
-
-def _checked_call(call: Call, wrapper: Callback, method: str) -> Call:
-    if not callable(call):
-        raise TypeError(
-            f"{type(wrapper).__name__}.{method} must return a function without arguments, such as its argument call, "
-            f"got {call!r}."
-        )
-    return call
 
 
 def _run_if_matching(
