@@ -9,6 +9,7 @@ from typing import Any
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit, Trace
 from composer.core.checks import printable
+from composer.distributed import get_world_size
 from composer.functional.checks import check_flags
 from composer.loggers.values import Stream, aligned, check_stream, flat, open_stream, read
 
@@ -32,7 +33,8 @@ class ConsoleLogger(LoggerDestination):
 
     The hyperparameters are printed when a training, evaluation or prediction begins. Then it prints, in the format of
     MosaicML Composer: the latest values of all metrics that were logged since the previous lines; with an interval that
-    is not in epochs, the training metrics of the epoch so far; a line for each tenth of an evaluation, and its results.
+    is not in epochs, the training metrics of the epoch so far, in several processes at its end instead; a line for each
+    tenth of an evaluation, and its results.
 
     Values are read only when they are printed. In a distributed run the process of rank 0 prints. Lines and a progress
     bar can share a terminal.
@@ -118,17 +120,20 @@ class ConsoleLogger(LoggerDestination):
         """Print the metrics if they are due."""
         self._last_batch = state.timestamp
         if self.log_interval.every.unit not in _WHOLE_EPOCHS and self._is_due(TimeUnit.BATCH, state):
-            # In all processes, because computing a metric may exchange its states.
-            label = state.dataloader_label or "train"
-            values = {name: metric.compute() for name, metric in state.train_metrics.items()}
-            self._new |= flat({f"metrics/{label}": values}) if values else {}
+            # Several processes would have to compute a metric together, and only one may have this logger.
+            if state.train_metrics and get_world_size() == 1:
+                values = {name: metric.compute() for name, metric in state.train_metrics.items()}
+                self._new |= flat({f"metrics/{state.dataloader_label or 'train'}": values})
             self._print_all(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Print the metrics if they are due with an interval in epochs."""
+        """Print the metrics if they are due with an interval in epochs; in several processes those of the epoch."""
         unit = self.log_interval.every.unit
         if unit is TimeUnit.EPOCH and self._is_due(unit, state):
             self._print_all(state)
+        elif unit not in _WHOLE_EPOCHS and get_world_size() > 1:
+            names = [name for name in self._new if name.startswith("metrics/")]
+            self._print_metrics({name: self._new.pop(name) for name in names}, "Train", self._where(state))
 
     def iteration_end(self, state: State, logger: Logger) -> None:
         """Print the metrics if they are due with an interval in iterations."""
