@@ -117,3 +117,18 @@ def test_each_process_resumes_its_file(tmp_path):
     losses = {name: text.count('"loss/train/total"') for name, text in files.items()}
 
     assert losses == {"first-rank0.txt": 10, "first-rank1.txt": 10}
+
+
+CONSOLE = """
+from fixtures import trained
+
+trained(max_duration="5ba", train_metrics=None, log_to_console=True, console_log_interval="2ba", dist_timeout=30)
+"""
+
+
+def test_the_console_of_two_processes(tmp_path):
+    """Only the first one has it, and computes no metric for which it would wait for the other."""
+    program = tmp_path / "program.py"
+    program.write_text(CONSOLE)
+
+    run_processes(program, 2, cwd=tmp_path)
