@@ -87,7 +87,7 @@ def measure_own_file() -> tuple[float, float, int]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from composer import Trainer
-    from composer.checkpoint.layout import describe_tensors, join_process, pack_files, split_process
+    from composer.checkpoint.layout import join_process, pack_files, split_process
     from composer.models import ComposerClassifier
 
     model = ComposerClassifier(torch.nn.Linear(4, 3), num_classes=3)
@@ -99,8 +99,8 @@ def measure_own_file() -> tuple[float, float, int]:
     def pack() -> bytes:
         metadata, tensors = split_process(process)
         kinds = {"process.safetensors": tensors}
-        writes, described = {"process.safetensors": [*tensors]}, describe_tensors(kinds, is_first=True)
-        files = pack_files(kinds, described, writes, copy=True, metadata={"process.safetensors": metadata})
+        writes = {"process.safetensors": [*tensors]}
+        files = pack_files(kinds, writes, copy=True, metadata={"process.safetensors": metadata})
         return b"".join(files["process.safetensors"])
 
     saving, content = timed(pack)

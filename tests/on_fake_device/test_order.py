@@ -62,7 +62,7 @@ class TestSave:
         """Return the content of a file of tensors."""
         described = describe_tensors({MODEL: tensors}, is_first=True)
         _, [writes] = plan_files([described])
-        [pieces] = pack_files({MODEL: tensors}, described, writes, copy=True, memory=memory).values()
+        [pieces] = pack_files({MODEL: tensors}, writes, copy=True, memory=memory).values()
         return b"".join(pieces)
 
     def test_waits_once_after_all_copies(self, calls, stream):

@@ -54,8 +54,7 @@ class TestOwnOfAProcess:
         """Return the content of the file with what belongs to a process."""
         metadata, tensors = split_process(self.PROCESS)
         kinds, writes = {"process.safetensors": tensors}, {"process-00002-of-00002.safetensors": [*tensors]}
-        described = describe_tensors(kinds, is_first=True)
-        [pieces] = pack_files(kinds, described, writes, copy=True, metadata=dict.fromkeys(writes, metadata)).values()
+        [pieces] = pack_files(kinds, writes, copy=True, metadata=dict.fromkeys(writes, metadata)).values()
         return b"".join(pieces)
 
     def test_round_trip(self):
@@ -79,7 +78,7 @@ def test_header_is_padded():
     described = describe_tensors(tensors, is_first=True)
     _, [writes] = plan_files([described])
 
-    [(header, weight)] = pack_files(tensors, described, writes, copy=True).values()
+    [(header, weight)] = pack_files(tensors, writes, copy=True).values()
 
     assert len(header) % 8 == 0
     assert load(bytes(header) + bytes(weight))["weight"].tolist() == [0, 1, 2]

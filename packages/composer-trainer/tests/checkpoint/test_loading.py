@@ -436,17 +436,6 @@ class TestAverages:
 
         assert runs.same_tensors(later.model.state_dict(), trained)
 
-    def test_of_a_schedule_free_optimizer(self, runs, tmp_path):
-        """Only the optimizer can compute its weights for evaluation: a warning names what to save."""
-        state = runs.make(optimizer=Switching)
-        state.optimizers[0].train()
-        complete, weights = (save_checkpoint(state, tmp_path / str(only), weights_only=only) for only in (False, True))
-        later = runs.make(seed=1)
-
-        load_checkpoint(weights, later, weights_only=True)
-        with pytest.warns(UserWarning, match="training weights of a schedule-free optimizer.*save_weights_only=True"):
-            load_checkpoint(complete, later, weights_only=True)
-
 
 class TestIgnoreKeys:
     def test_ignored_weights(self, runs, saved, later):

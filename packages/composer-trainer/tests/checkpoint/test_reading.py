@@ -58,7 +58,7 @@ def pack(tensors, *, copy=True, memory=None):
     """Return the layout, and the pieces of the file of a process that writes alone."""
     described = describe_tensors({MODEL: tensors}, is_first=True)
     layout, [writes] = plan_files([described])
-    [pieces] = pack_files({MODEL: tensors}, described, writes, copy=copy, memory=memory).values()
+    [pieces] = pack_files({MODEL: tensors}, writes, copy=copy, memory=memory).values()
     return layout, pieces
 
 

@@ -106,15 +106,13 @@ class TestRemoteFolder:
 
     @pytest.mark.parametrize("name", [".DS_Store", "notes.txt"])
     def test_unlisted_files(self, runs, url, name):
-        """Unlisted files are ignored with a warning; checkpoints with user files are not deleted."""
+        """Unlisted files are ignored; checkpoints with user files are not deleted."""
         path = save_checkpoint(runs.make(batch=3), f"{url}/ba3")
         save_checkpoint(runs.make(batch=4), f"{url}/ba4")
         put(f"{path}/{name}", b"other")
 
-        with pytest.warns(UserWarning, match=f"does not list, and they are ignored: '{name}'"):
-            verify_checkpoint(path)
-        with pytest.warns(UserWarning, match="they are ignored"):
-            deleted = keep_one(url)
+        verify_checkpoint(path)
+        deleted = keep_one(url)
 
         assert deleted == (["ba3"] if name == ".DS_Store" else [])
 

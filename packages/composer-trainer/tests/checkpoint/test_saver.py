@@ -136,9 +136,9 @@ class Unsaved(torch.optim.SGD):
 
 
 class TestWhat:
-    @pytest.mark.parametrize(("at_once", "batches"), [(True, 0), (False, 1)])
-    def test_optimizer_that_cannot_be_saved(self, make_trainer, tmp_path, at_once, batches):
-        """The error is raised before the training, or after the step that creates what cannot be saved."""
+    @pytest.mark.parametrize("at_once", [True, False])
+    def test_optimizer_that_cannot_be_saved(self, make_trainer, tmp_path, at_once):
+        """The first save raises an error that names what cannot be saved, and weights alone can be."""
         model = make_classifier()
         settings = {"model": model, "optimizers": Unsaved(model, at_once=at_once)}
         trainer = make_trainer(CheckpointSaver(str(tmp_path), save_interval="3ep"), **settings)
@@ -146,7 +146,6 @@ class TestWhat:
         with pytest.raises(NotSerializableError, match=r"optimizers\.Unsaved\..*rule: object .* cannot be saved"):
             trainer.fit()
 
-        assert trainer.state.timestamp.batch == batches
         without = CheckpointSaver(str(tmp_path / "weights"), weights_only=True)
         model = make_classifier()
         make_trainer(without, model=model, optimizers=Unsaved(model, at_once=at_once)).fit()

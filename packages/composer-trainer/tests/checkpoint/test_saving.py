@@ -280,7 +280,7 @@ class Group:
             writers = Writers(is_alone=False)
             writers.rank, writers.world_size, writers.saves, writers._messages._store = rank, 2, self.saves, self.store
             contents = {file: [memoryview(WEIGHT[4 * rank : 4 * rank + 4].numpy()).cast("B")] for file in files}
-            snapshots.append(Snapshot({}, contents, manifest, layout, writers, self.timeout))
+            snapshots.append(Snapshot("one", {}, contents, manifest, layout, writers, self.timeout))
         return snapshots
 
     def start(self, snapshot, name="one"):

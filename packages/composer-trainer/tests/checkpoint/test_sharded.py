@@ -62,18 +62,6 @@ class TestMeshes:
         expected = load_file(folder / "checkpoints/plain/model.safetensors")
         torch.testing.assert_close(load_file(folder / "merged.safetensors"), expected, rtol=0, atol=0)
 
-    @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-    def test_read_by_pytorch(self, folder):
-        """PyTorch's reader for safetensors finds the complete weights in the parts."""
-        storage = pytest.importorskip("torch.distributed.checkpoint.hf_storage", reason="torch 2.7 has no such reader")
-        if not hasattr(storage, "HuggingFaceStorageReader"):
-            pytest.skip("this torch has no public HuggingFaceStorageReader")
-        expected = load_file(folder / "checkpoints/plain/model.safetensors")
-        loaded = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-        reader = storage.HuggingFaceStorageReader(str(folder / "checkpoints/4"))
-        torch.distributed.checkpoint.load(loaded, storage_reader=reader, no_dist=True)
-        torch.testing.assert_close(loaded, expected, rtol=0, atol=0)
-
 
 class TestInspection:
     def test_is_found_and_shown(self, folder):

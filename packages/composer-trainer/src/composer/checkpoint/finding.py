@@ -8,7 +8,6 @@ all have to call :func:`agreed_path` or :func:`agreed_newest`, load from the pat
 
 from __future__ import annotations
 
-import errno
 import os
 import warnings
 from functools import partial
@@ -211,14 +210,7 @@ def follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None) 
         return open_folder(folder), None
     if not is_remote(text):
         local = local_path(text)
-        text = str(local.absolute())
-        if local.is_symlink():
-            try:
-                text = os.path.realpath(local, strict=True)
-            except OSError as error:
-                if error.errno == errno.ELOOP:
-                    raise CheckpointError(path, "is a symbolic link that leads to itself.") from None
-                text = os.path.realpath(local)
+        text = os.path.realpath(local) if local.is_symlink() else str(local.absolute())
     parent, name = split_path(text)
     opened = open_folder(parent)
     latest = opened.get_latest(name)

@@ -36,8 +36,6 @@ FORMAT_VERSION = 3
 """It never goes back: 2 was used before 1 was."""
 # More than the names of the files of 20,000 processes need; a larger file of that name is not read.
 MAX_MANIFEST_BYTES = 8 << 20
-MAX_STATE_BYTES = 1 << 30
-"""A larger :data:`STATE` is neither written nor read, as its JSON would take many times as much memory."""
 BLOCK_BYTES = 4 << 20
 """Files with tensors have a checksum for each block of that many bytes, so that a range of a file can be checked."""
 TENSORS = re.compile(r"(model|optimizers|extra|process)(-\d{5}-of-\d{5})?\.safetensors")
@@ -292,8 +290,7 @@ def _reject_constant(constant: str) -> None:
 def foreign_files(names: Iterable[str]) -> list[str]:
     """Return which files in a checkpoint are not ours and not hidden, so that nothing deletes them.
 
-    Only the name decides, as a checkpoint may have no manifest. A load warns of files that the manifest does not list,
-    which may have such a name.
+    Only the name decides, as a checkpoint may have no manifest.
 
     Example:
         >>> foreign_files(["manifest.json", "state.json", ".DS_Store", "notes.txt"])

@@ -43,8 +43,6 @@ _NAMES = {
     torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 """The dtypes that all releases of safetensors have. Others are bytes in the header, and named in the layout."""
-_SHARDING = "DCP_SHARDING_INFO"
-"""The key of a file's metadata from which PyTorch's ``HuggingFaceStorageReader`` takes the offsets of cells."""
 
 
 @attrs.frozen(slots=False)  # for cached_property
@@ -394,7 +392,6 @@ def region_here(tensor: Any, known: KnownRegions) -> Region | None:
 @torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
 def pack_files(
     tensors: Mapping[str, Mapping[str, Any]],
-    described: Described,
     writes: Writes,
     *,
     copy: bool,
@@ -409,7 +406,6 @@ def pack_files(
 
     Args:
         tensors: The tensors by kind and name.
-        described: What :func:`describe_tensors` returned for them.
         writes: The names of the tensors in each file, as :func:`plan_files` returns them for this rank.
         copy: Whether the tensors may change before the contents are written.
         memory: The copies of an earlier save that has been written, to be used again; those of this one replace them.
@@ -433,8 +429,7 @@ def pack_files(
         if metadata and file in metadata:
             header = _header(copies, metadata[file])
         elif not (header := headers.get(file, b"")):
-            offsets = {name: {"saved_offsets": [*described[kind][name][1].offset]} for name in names}
-            header = headers[file] = _header(copies, {_SHARDING: json.dumps(offsets)})
+            header = headers[file] = _header(copies)
         packed[file] = [memoryview(header), *map(bytes_of, copies.values())]
     for device in devices:
         if device.type == "cuda":
@@ -466,11 +461,11 @@ def _on_cpu(name: str, tensor: Tensor, target: Tensor | None, *, copy: bool) -> 
         ) from None
 
 
-def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the header of a file; not by the safetensors package, which would copy all tensors once more."""
     if "__metadata__" in tensors:
         raise NotSerializableError("__metadata__", "a tensor cannot be saved by this name, as safetensors uses it.")
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.nbytes

@@ -22,7 +22,6 @@ from typing import Any
 
 import attrs
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from composer.checkpoint.contents import (
     BESIDE_STATE,
@@ -30,7 +29,6 @@ from composer.checkpoint.contents import (
     PROCESS,
     IgnoreKeys,
     changed_environment,
-    reject_fsdp1,
     remove_ignored,
 )
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
@@ -44,7 +42,7 @@ from composer.core.saving import model_state, saved_state
 from composer.core.saving.codec import read
 from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import get_global_rank
-from composer.distributed.collectives import all_agree, failing_in_all_processes
+from composer.distributed.collectives import failing_in_all_processes
 from composer.functional.dtensors import is_sharded, reshard
 
 _log = logging.getLogger(__name__)
@@ -117,7 +115,7 @@ def load_checkpoint(
         folder: Where to look for ``"latest"``.
         weights_only: Whether to load only the model's weights: those that the run was evaluated with, such as the
             averages of EMA or SWA, also if this run has no such algorithm. ``ignore_keys="algorithms/EMA"`` leaves the
-            averages out, and loads the training weights. Those of a schedule-free optimizer are loaded with a warning.
+            averages out, and loads the training weights, as always with a schedule-free optimizer.
         strict_model_weights: Whether missing or unexpected weights raise an error, or a warning; with ``weights_only``
             also weights of another dtype.
         ignore_keys: What not to load: patterns of paths such as ``"model/head.*"``, ``"optimizers/*"``,
@@ -133,7 +131,6 @@ def load_checkpoint(
         What was loaded, and what was saved beside the state.
 
     Raises:
-        NotImplementedError: The model is wrapped by FSDP 1.
         CheckpointError: The checkpoint is incomplete, damaged, or of another library. If the model is sharded, all
             processes have to call this function, and raise an error before anything is loaded in any of them.
         CheckpointMismatchError: It does not fit the run. Every mismatch is named, and nothing of it has been loaded.
@@ -190,8 +187,6 @@ class LoadRequest:
             path: The checkpoint, on which all processes have agreed.
             load_extra: Called with the result.
 
-        Raises:
-            CheckpointError: Also if processes have read different checkpoints, as one was replaced in between.
         """
 
         def failed(reason: str) -> CheckpointError:
@@ -199,10 +194,6 @@ class LoadRequest:
 
         with failing_in_all_processes("it", failed):
             saved, report = self.check(path)
-        if not all_agree(saved.manifest):
-            raise failed(
-                "the processes have read different ones: it was replaced meanwhile, or they do not share its storage."
-            )
         with failing_in_all_processes("Loading a checkpoint"):
             loaded = self.apply(saved, report)
             load_extra(loaded)
@@ -210,7 +201,6 @@ class LoadRequest:
 
     def check(self, path: str | os.PathLike[str]) -> tuple[SavedRun, LoadReport]:
         """Read a checkpoint, compare it with the run, and return what :meth:`apply` needs."""
-        reject_fsdp1(self.state.model)
         saved = self.read(path)
         report = self.compare(saved)
         saved.read_weights()
@@ -406,13 +396,7 @@ class SavedRun:
                     # Averages of weights in bfloat16 are saved in float32.
                     weights[name] = average.to(weight.dtype) if isinstance(weight, Tensor) else average
             self.averages_of = str(key)
-            return
-        if _has_training_weights(self.unread):
-            self.warnings.append(
-                f"The weights from {self.path} are the training weights of a schedule-free optimizer, and the run was "
-                "evaluated with others, which only that optimizer computes. Save these: save_weights_only=True of a "
-                "Trainer, or trainer.save_checkpoint(..., weights_only=True)."
-            )
+            break
 
     def read_weights(self) -> None:
         """Read those weights that have no data yet and are still part of the state.
@@ -441,12 +425,6 @@ class Source(os.PathLike[str]):
     @abstractmethod
     def read(self, run: State, *, weights_only: bool) -> SavedRun:
         """Return what it contains, or only what the weights of a run need; called in each process."""
-
-
-def _has_training_weights(data: Mapping[str, Any]) -> bool:
-    """Return whether an optimizer evaluates with other weights than the saved ones, which such optimizers record."""
-    groups = tree_leaves(data.get("optimizers"), is_leaf=lambda one: "train_mode" in dictionary(one))
-    return any(dictionary(one).get("train_mode") is True for one in groups)
 
 
 def _with_tensors(

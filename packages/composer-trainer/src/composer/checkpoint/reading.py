@@ -8,7 +8,6 @@ sharded, :func:`sharded_like` states of which tensors a process needs only its o
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -27,7 +26,6 @@ from composer.checkpoint.folder import (
     LAYOUT,
     MANIFEST,
     MAX_MANIFEST_BYTES,
-    MAX_STATE_BYTES,
     STATE,
     Manifest,
     process_file,
@@ -46,7 +44,6 @@ from composer.checkpoint.layout import (
     region_here,
 )
 from composer.checkpoint.local import Folder
-from composer.core.checks import abridged
 from composer.distributed import get_global_rank, get_world_size
 from composer.functional.dtensors import Region, is_dtensor, region_of
 
@@ -73,7 +70,7 @@ class OpenCheckpoint:
     def of(cls, folder: Folder, name: str) -> Self:
         """Return the checkpoint of a name in a folder, after comparing the names and sizes of its files.
 
-        Files that the manifest does not list are ignored with a warning.
+        Files that the manifest does not list are ignored.
 
         Raises:
             CheckpointError: It is incomplete, or its manifest is damaged.
@@ -88,13 +85,6 @@ class OpenCheckpoint:
             if size != record.size:
                 reason = f"has {size} bytes, and the manifest lists {record.size}: it was cut off or replaced."
                 raise CheckpointError(f"{path}/{file}", reason)
-        if unknown := sorted(sizes.keys() - {MANIFEST, *manifest.files}):
-            shown = abridged(", ".join(map(repr, unknown)))
-            warnings.warn(
-                f"{path} contains files that its manifest does not list, and they are ignored: {shown}.",
-                UserWarning,
-                stacklevel=3,
-            )
         return cls(folder, name, manifest)
 
     @property
@@ -108,10 +98,6 @@ class OpenCheckpoint:
         Raises:
             CheckpointError: The file is missing, or its content is not the one that was written.
         """
-        size = self.manifest.files[STATE].size if STATE in self.manifest.files else 0
-        if size > MAX_STATE_BYTES:
-            reason = f"has {size} bytes, more than any that is saved ({MAX_STATE_BYTES} bytes)."
-            raise CheckpointError(f"{self.path}/{STATE}", reason)
         return read_json(self.content(STATE), f"{self.path}/{STATE}")
 
     def content(self, file: str) -> bytes:

@@ -3,7 +3,7 @@
 A save has five steps, the first four in all processes at the same batches:
 
 1. At the events of checkpoints, :class:`DueSaves` decides whether to save.
-2. :meth:`CheckpointSaver.save` does nothing if the last save, ``_last``, was of this moment.
+2. :meth:`CheckpointSaver.save` does nothing if the last save was of this moment.
 3. ``_wait`` waits until the last save is written, so that there is never more than one copy of the run.
 4. ``_snapshot`` copies the run into a :class:`~composer.checkpoint.saving.Snapshot`.
 5. A thread writes it, and then updates the :class:`~composer.checkpoint.run_folder.RunFolder`.
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 
-from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys, metric_values, reject_fsdp1
+from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys, metric_values
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.folder import check_folder, is_remote
 from composer.checkpoint.layout import KeptMemory
@@ -33,7 +33,6 @@ from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all
 from composer.core import Callback, Event, Interval, Logger, State, Time, Timestamp
 from composer.core.background import Background
 from composer.core.saving.files import FileName, fill_in_run
-from composer.core.saving.model_state import optimizer_states
 from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags
 
@@ -152,13 +151,14 @@ class CheckpointSaver(Callback):
         self.continues = False
         self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best)
         self._saving, self._memory = Background(), KeptMemory()
-        self._last: _Save | None = None  # unless it failed
+        self._moment: _Moment | None = None  # of the last save, unless it failed
+        self._pending: Snapshot | None = None  # of the last save, until all processes have waited for it
         self._reset()
 
     def _reset(self) -> None:
         """Forget what belongs to an earlier training, as the clock may have been set back."""
         self._due = DueSaves(self.save_interval, self.keep_best)
-        self._last, self._has_stepped = None, False
+        self._moment = self._pending = None
 
     @property
     def saved_checkpoints(self) -> list[str]:
@@ -190,8 +190,6 @@ class CheckpointSaver(Callback):
             CheckpointSaveError: A process does not see the folder.
             NotSerializableError: An optimizer contains something that is neither data nor a tensor.
         """
-        reject_fsdp1(state.model)
-        self._check_optimizers(state)
         labels = [state.dataloader_label or "train", *state.eval_metrics]
         if self.keep_best is not None and self._due.best_label not in labels:
             raise ValueError(
@@ -217,16 +215,8 @@ class CheckpointSaver(Callback):
         """Note that the training metrics of an epoch have been computed."""
         self.eval_end(state, logger)
 
-    def _check_optimizers(self, state: State) -> None:
-        """Raise an error for what cannot be saved of optimizers before a training, instead of at its first save."""
-        if not self.weights_only:
-            optimizer_states(state.model, state.optimizers)
-
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Save if a checkpoint is due, and raise the error of a save in the background."""
-        if not self._has_stepped:
-            self._check_optimizers(state)  # with what the first step has created
-            self._has_stepped = True
         self._save_if_due(state, logger, Event.BATCH_CHECKPOINT)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
@@ -244,13 +234,13 @@ class CheckpointSaver(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Wait until the last checkpoint is written, and release the folder."""
-        if self._last is not None and self._last.snapshot is not None:
-            self._last.snapshot.limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
+        if self._pending is not None:
+            self._pending.limit_waiting(_LAST_WAIT)  # after an error, other processes may have ended
         try:
             with self._repeatable():
                 self._saving.wait()
         finally:
-            self._last = None
+            self._moment = self._pending = None
             self._run_folder.close()
             self._memory.clear()
 
@@ -265,7 +255,7 @@ class CheckpointSaver(Callback):
         names, extra = self._names(state), self._data_beside_state()
         batch = int(state.timestamp.batch)
         moment = _Moment(names.checkpoint, batch, extra.get("interrupted"), self._due.best_at == batch)
-        if self._last is not None and self._last.moment == moment:
+        if moment == self._moment:
             return
         # Before the copy, so that there is only one in memory. CUDA fills pinned memory at any time after the copy is
         # requested, also while a thread still writes the former contents to a file.
@@ -273,7 +263,7 @@ class CheckpointSaver(Callback):
         folder = self.open_folder(names.folder)
         path = folder.at(names.checkpoint)
         snapshot = self._snapshot(state, names, extra, path)
-        self._last = _Save(moment, path, snapshot)
+        self._moment, self._pending = moment, snapshot
         write = partial(
             snapshot.write,
             folder,
@@ -309,13 +299,11 @@ class CheckpointSaver(Callback):
 
     def _wait(self) -> None:
         """Wait for the last save; if it failed, raise an error in all processes."""
-        last = self._last
         # In all processes, or only some would take part in a repeated save.
-        block = contextlib.nullcontext() if last is None or last.is_over else failing_in_all(last.path)
+        block = contextlib.nullcontext() if self._pending is None else failing_in_all(self._pending.path)
         with self._repeatable(), block:
             self._saving.wait()
-        if last is not None:
-            last.is_over, last.snapshot = True, None
+        self._pending = None
 
     @contextlib.contextmanager
     def _repeatable(self) -> Iterator[None]:
@@ -323,7 +311,7 @@ class CheckpointSaver(Callback):
         try:
             yield
         except BaseException:
-            self._last = None
+            self._moment = self._pending = None
             raise
 
     def _names(self, state: State) -> Names:
@@ -425,18 +413,3 @@ class _Moment(NamedTuple):
     batch: int
     interrupted: object
     is_best: bool
-
-
-@attrs.define
-class _Save:
-    """A save of a moment as a checkpoint.
-
-    Attributes:
-        snapshot: What this process still writes; None if it writes nothing.
-        is_over: Whether all processes have waited for it; equal in all.
-    """
-
-    moment: _Moment
-    path: str
-    snapshot: Snapshot | None
-    is_over: bool = False

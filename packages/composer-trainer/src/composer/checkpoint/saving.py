@@ -30,7 +30,6 @@ from composer.checkpoint.contents import PROCESS, IgnoreKeys, contents_of, envir
 from composer.checkpoint.errors import NOT_SAVED, CheckpointError, CheckpointSaveError, OtherReleaseError
 from composer.checkpoint.folder import (
     LAYOUT,
-    MAX_STATE_BYTES,
     STATE,
     Content,
     FileRecord,
@@ -221,20 +220,12 @@ def take_snapshot(
                 metadata[file], tensors[kind_of(file)] = split_process(extra[PROCESS])
         layout, writes = writers.plan(described, are_shards=shards)
         for file in metadata:
-            own = describe_tensors({kind_of(file): tensors[kind_of(file)]}, is_first=True)
-            described, writes = described | own, writes | {file: [*tensors[kind_of(file)]]}
+            writes = writes | {file: [*tensors[kind_of(file)]]}
         contents: dict[str, list[memoryview]] | Exception
         try:
             # Evaluation weights are in the model only within the block, and are copied in any case.
-            contents = pack_files(
-                tensors,
-                described,
-                writes,
-                copy=copy or may_differ,
-                memory=memory,
-                metadata=metadata,
-                headers=writers.headers,
-            )
+            copy = copy or may_differ
+            contents = pack_files(tensors, writes, copy=copy, memory=memory, metadata=metadata, headers=writers.headers)
         except Exception as error:
             if writers.is_alone:
                 raise
@@ -249,7 +240,7 @@ def take_snapshot(
         versions={name: versions[name] for name in ("python", "torch", "composer-trainer")},
         metrics=metric_values(state, measured),
     )
-    return Snapshot(data, contents, manifest, layout, writers)
+    return Snapshot(path, data, contents, manifest, layout, writers)
 
 
 @attrs.define(eq=False)
@@ -257,6 +248,7 @@ class Snapshot:
     """What a process writes of a checkpoint; later changes of the run do not affect it, if the tensors are copies.
 
     Args:
+        path: The checkpoint, for errors.
         data: The content of :data:`STATE`, which the first process writes.
         contents: The contents of the files with this process's tensors, in pieces; or why there are none.
         manifest: The manifest without ``files``, which are added when they are written.
@@ -265,6 +257,7 @@ class Snapshot:
         timeout: Seconds to wait for other processes.
     """
 
+    path: str
     data: Any
     contents: dict[str, list[memoryview]] | Exception
     manifest: Manifest
@@ -422,11 +415,6 @@ class _JointSave:
         if self.snapshot.writers.rank == 0:
             # Without spaces, which json adds in Python code that takes longer than all else for thousands of tensors.
             data = json.dumps(self.snapshot.data, separators=(",", ":"), allow_nan=False).encode()
-            if len(data) > MAX_STATE_BYTES:
-                reason = f"its {STATE} would have {len(data)} bytes, and none of more than {MAX_STATE_BYTES} is read. "
-                raise CheckpointSaveError(
-                    self.folder.at(self.name), f"{reason}Let large data in state_dict() be tensors."
-                )
             files[STATE] = Content([memoryview(data)])
         for file, content in files.items():
             self.folder.put(self.name, draft, file, content)

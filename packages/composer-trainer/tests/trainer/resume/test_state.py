@@ -144,7 +144,6 @@ class TestCheck:
             ("microbatch_size", "x"),
             ("process", 3),
             ("process", {}),
-            ("tensor_parallel", 2),
             ("world_size", "x"),
         ],
     )

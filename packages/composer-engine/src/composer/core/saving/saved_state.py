@@ -471,18 +471,16 @@ def apply(state: SavableState, saved: Mapping[str, Any], report: LoadReport) -> 
     Raises:
         StateMismatchError: ``load_state_dict`` of an optimizer rejects its state.
     """
-    loaded: list[str] = []
     if "optimizers" in saved:
         try:
             model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
         except ValueError as error:
             raise StateMismatchError([str(error)]) from error
-        loaded.append("optimizers")
     for kind in _RECORDS:
         saved_states = {record["key"]: record["state"] for record in saved.get(kind, ())}
         for key, component in _components(state, kind).items() if saved_states else ():
             if key in saved_states:
-                _load_component(kind, key, component, saved_states[key], loaded)
+                _load_component(kind, key, component, saved_states[key])
     if state.scaler is not None and saved.get("scaler"):
         state.scaler.load_state_dict(saved["scaler"])
     if "model" in saved:
@@ -503,8 +501,7 @@ def load(state: SavableState, saved: Mapping[str, Any], **options: Any) -> LoadR
     return apply(state, saved, compare(state, saved, **options))
 
 
-def _load_component(kind: str, key: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:
-    path = f"{kind}.{key}"
+def _load_component(kind: str, key: str, component: Any, saved: dict[str, Any]) -> None:
     try:
         if kind == "schedulers":  # makes whatever it loads its own attribute, under any name
             own = component.state_dict()
@@ -512,9 +509,6 @@ def _load_component(kind: str, key: str, component: Any, saved: dict[str, Any], 
         component.load_state_dict(saved)
     except Exception as error:
         error.add_note(
-            f"{path} raised an error on the saved state, although the check before had found no problem in it."
+            f"{kind}.{key} raised an error on the saved state, although the check before had found no problem in it."
         )
-        if loaded:
-            error.add_note(f"Already loaded: {', '.join(loaded)}. Construct these objects again before you continue.")
         raise
-    loaded.append(path)

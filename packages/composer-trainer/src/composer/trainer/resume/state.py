@@ -344,8 +344,6 @@ class ResumeState:
             parts = [path for path in ignored if path.startswith("extra/")]
             reason = f" Ignore {parts[0]!r} only together with all of 'extra'." if parts else ""
             return [f"{error}{reason} load_ignore_keys='extra' loads all else."]
-        if record.world_size % record.tensor_parallel:
-            return [f"extra.tensor_parallel must divide world_size={record.world_size}, got {record.tensor_parallel}."]
         problems = self._check_process(record, is_continued="timestamp" not in ignored)
         return problems if problems or "timestamp" in ignored else _problems_of_place(record, self._data.batches)
 
