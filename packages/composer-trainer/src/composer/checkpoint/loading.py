@@ -211,7 +211,10 @@ class LoadRequest:
         if isinstance(path, Source):
             saved = path.read(self.state, weights_only=self.weights_only)
         else:
-            saved = self._read_folder(path)
+            opened = open_checkpoint(path, self.folder)
+            if opened.manifest.weights_only and not self.weights_only:
+                raise CheckpointError(opened.path, ONLY_WEIGHTS)
+            saved = SavedRun.read(opened, self.state, weights_only=self.weights_only)
         saved.leave_out(self.ignore_keys, [*self.state.serialized_attributes, "extra"], is_part=self.weights_only)
         if self.weights_only:
             saved.use_averages(model_state.first_names(self.state.model))
@@ -266,14 +269,8 @@ class LoadRequest:
                 *(without_secret_urls(saved.path), saved.averages_of, saved.averages_of),
             )
         extra = {} if self.weights_only else saved.beside("extra")
-        return LoadedCheckpoint(saved.path, report, saved.ignored, extra, saved.manifest, saved.averages_of)
-
-    def _read_folder(self, path: str | os.PathLike[str]) -> SavedRun:
-        """Read a checkpoint of this library, except for the data of its weights."""
-        opened = open_checkpoint(path, self.folder)
-        if opened.manifest.weights_only and not self.weights_only:
-            raise CheckpointError(opened.path, ONLY_WEIGHTS)
-        return SavedRun.read(opened, self.state, weights_only=self.weights_only)
+        manifest = None if saved.opened is None else saved.opened.manifest
+        return LoadedCheckpoint(saved.path, report, saved.ignored, extra, manifest, saved.averages_of)
 
 
 @attrs.define
@@ -327,11 +324,6 @@ class SavedRun:
         else:
             saved.pop("model", None)
         return cls(opened.path, saved, opened, likes.get(MODEL), unread)
-
-    @property
-    def manifest(self) -> Manifest | None:
-        """The checkpoint's manifest; None for a file."""
-        return None if self.opened is None else self.opened.manifest
 
     @property
     def state(self) -> dict[str, Any]:

@@ -188,7 +188,6 @@ class CheckpointSaver(Callback):
         Raises:
             ValueError: There are no data with the label of the metric of ``keep_best``.
             CheckpointSaveError: A process does not see the folder.
-            NotSerializableError: An optimizer contains something that is neither data nor a tensor.
         """
         labels = [state.dataloader_label or "train", *state.eval_metrics]
         if self.keep_best is not None and self._due.best_label not in labels:
@@ -252,8 +251,9 @@ class CheckpointSaver(Callback):
             NotSerializableError: A value is neither data nor a tensor; the error names its place.
             CheckpointSaveError: The checkpoint or the previous one could not be written.
         """
-        names, extra = self._names(state), self._data_beside_state()
-        batch = int(state.timestamp.batch)
+        names, batch = self._names(state), int(state.timestamp.batch)
+        # In all processes, because it exchanges data between them.
+        extra = {} if self.resume_data is None else self.resume_data(weights_only=self.weights_only)
         moment = _Moment(names.checkpoint, batch, extra.get("interrupted"), self._due.best_at == batch)
         if moment == self._moment:
             return
@@ -275,10 +275,6 @@ class CheckpointSaver(Callback):
             self._saving.start(write)
         if not self.background:
             self._wait()
-
-    def _data_beside_state(self) -> Mapping[str, Any]:
-        """Return what is saved beside the state; in all processes, because it exchanges data between them."""
-        return {} if self.resume_data is None else self.resume_data(weights_only=self.weights_only)
 
     def _snapshot(self, state: State, names: Names, extra: Mapping[str, Any], path: str) -> Snapshot:
         """Open the folder in rank 0, and return a copy of what this process writes; it fails in all or in none."""
