@@ -46,7 +46,6 @@ from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume import contract
-from composer.trainer.resume.comparison import report, settings_of, settings_of_program
 from composer.trainer.schedules import Cooldown  # noqa: TC001  (the type of a field, which read() needs)
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class _Saved(Record):
         optimizers: The arguments of the optimizers, by key and group, as the program had set them.
         requires_grad: Which parameters of the model are trained, by name.
         training: Which modules of the model are in training mode, by name; None unless a training is in progress.
-        settings: Other arguments that the results depend on, for a warning; see ``trainer/resume/comparison.py``.
+        settings: Other arguments that the results depend on, for a warning; see ``trainer/resume/contract.py``.
     """
 
     clock_before: Timestamp
@@ -242,7 +241,7 @@ class ResumeState:
         schedulers: Iterable[Any] = (),
     ) -> None:
         self._state, self._data, self._logger, self._seed = state, data, logger, seed
-        self._of_program = settings_of_program(state.model, schedulers)
+        self._of_program = contract.settings_of_program(state.model, schedulers)
         self._objects = _GivenObjects(state, data, logger)
         self._optimizers = _arguments_of(state.optimizers)
         self._num_frozen = sum(not parameter.requires_grad for _, parameter in _parameters(state.model))
@@ -307,7 +306,10 @@ class ResumeState:
         return _fields(saved)
 
     def _settings(self, seed: int) -> dict[str, Any]:
-        return settings_of(self._state, self._data, seed=seed, frozen=self._num_frozen) | self._of_program
+        batches, subset = self._data.batches, self._data.subset_num_batches
+        loader, sizes = (None, {}) if batches is None else (batches.spec.dataloader, batches.place_reader.sizes)
+        settings = contract.settings_of(self._state, loader, sizes, subset, seed=seed, frozen=self._num_frozen)
+        return settings | self._of_program
 
     def _modes(self) -> dict[str, bool] | None:
         """Return which modules are in training mode; None before the training, and within an evaluation."""
@@ -425,7 +427,7 @@ class ResumeState:
         loaded, self._loaded, self._is_training = self._loaded, None, True
         if loaded is not None:
             now = self._settings(self._state.rank_zero_seed if self._seed is None else self._seed)
-            report(loaded.saved.settings, now, loaded.path)
+            contract.report_settings(loaded.saved.settings, now, loaded.path)
             self._restore_data(loaded.saved)
         self._objects.watch()
 
