@@ -542,6 +542,15 @@ class TestChanges:
 
         assert changes.names() == ["model.0.steps", "model.0.average"]
 
+    def test_numbers_of_packages(self):
+        """Numbers of modules of packages are noticed, also if None replaces them, and so are replaced modules."""
+        model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.3), nn.Tanh(), nn.LazyLinear(2))
+        changes = Changes({"model": model})
+        model[0].momentum, model[1].p, model[2] = None, 0.1, nn.Sigmoid()
+        model(torch.zeros(2, 2))
+
+        assert changes.names() == ["model.0.momentum", "model.1.p", "model.2"]
+
 
 class TestGenerators:
     def test_what_is_not_searched(self):

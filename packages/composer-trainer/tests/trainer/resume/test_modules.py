@@ -128,17 +128,28 @@ class Scaled(nn.Module):
         return self.layer(inputs) * self.scale
 
 
-def test_numbers_are_named_at_each_save(tmp_path):
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), "model.module.1.p"),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "model.module.1.momentum"),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.GroupNorm(1, 3)), "model.module.1.eps"),
+        (Scaled, "model.module.scale"),
+        (lambda: nn.Linear(4, 3), "model.loss_fn.label_smoothing"),
+    ],
+)
+def test_numbers_are_named_at_each_save(tmp_path, make, name):
     """A number that changes after the first save is named at the next one, once."""
 
     def change(layers, optimizer, model):
-        model.module.scale = 0.25
+        path, _, attribute = name.removeprefix("model.").rpartition(".")
+        setattr(model.get_submodule(path), attribute, 0.25)
 
-    model = make_classifier(Scaled())
+    model = make_classifier(make(), loss_fn=nn.CrossEntropyLoss())
     folder = {"save_folder": str(tmp_path), "save_interval": "2ba"}
     trainer = small_run(model=model, callbacks=InSecondEpoch(change), max_duration="3ep", **folder)
 
     with pytest.warns(UserWarning, match="are not saved") as caught:
         trainer.fit()
 
-    assert [str(one.message).count("model.module.scale: changed since training began") for one in caught] == [1]
+    assert [str(one.message).count(f"{name}: changed since training began") for one in caught] == [1]

@@ -30,6 +30,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -311,7 +312,9 @@ def _with_inner_samplers(objects: Mapping[str, Any]) -> dict[str, Any]:
 class Changes:
     """The attributes that differ from their values at construction, and that no checkpoint contains.
 
-    Objects of a class from an installed package, such as torch's modules, are not compared. Nothing waits for a device.
+    Of modules of installed packages, such as torch's, public numbers are compared (``dropout.p``), and of other objects
+    all attributes, unless their class is from an installed package; of all modules also the type. Nothing waits for a
+    device.
 
     Args:
         objects: The objects by name.
@@ -319,14 +322,17 @@ class Changes:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
-        self._before = _marks(objects)
+        self._before, self._numbers = _marks(objects), _numbers(objects)
 
     def names(self) -> list[str]:
         """Return the paths of the attributes."""
         before, after, unset = self._before, _marks(self._objects), (None, "")
         pairs = {path: (before.get(path, unset), after.get(path, unset)) for path in {**before, **after}}
         # weakref.ref() returns the same reference as long as the object lives, and == would compare the tensors.
-        return [path for path, (old, new) in pairs.items() if old[0] is not new[0] or old[1] != new[1]]
+        changed = [path for path, (old, new) in pairs.items() if old[0] is not new[0] or old[1] != new[1]]
+        # A new one, such as a cached length, has no value at construction to compare with.
+        numbers = _numbers(self._objects)
+        return changed + [path for path, before in self._numbers.items() if numbers.get(path) != before]
 
 
 def warn_of_changes(changed: list[str]) -> None:
@@ -371,6 +377,24 @@ def _marks(objects: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
             compared = {name: value for name, value in compared.items() if name not in ("epoch", "_epoch")}
         marks |= {at(path, name): _mark(value) for name, value in compared.items()}
     return marks
+
+
+def _numbers(objects: Mapping[str, Any]) -> dict[str, str]:
+    """Return the types of modules, and public numbers of those of installed packages; this library restores its own."""
+    found: dict[str, str] = {}
+    for path, holder in _holders(objects):
+        if not isinstance(holder, nn.Module) or isinstance(holder, LazyModuleMixin):  # which changes in its first pass
+            continue
+        kind = type(holder)
+        found[path] = kind.__qualname__
+        if (
+            _is_of_package(kind.__module__)
+            and not kind.__module__.startswith("composer.")
+            and not _saves_attributes(holder)
+        ):
+            public = {name: value for name, value in vars(holder).items() if name not in _HIDDEN and name[0] != "_"}
+            found |= {at(path, name): repr(value) for name, value in public.items() if is_number(value)}
+    return found
 
 
 def _mark(value: Any) -> tuple[Any, str]:
