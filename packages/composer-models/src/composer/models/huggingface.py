@@ -27,6 +27,7 @@ from composer.functional.transformers_loss import (
 )
 from composer.loss._calling import count_terms
 from composer.models._huggingface_checkpoint import read_checkpoint
+from composer.models._huggingface_embedding import fit_embedding, resized_before
 from composer.models._huggingface_peft import add_adapters, base_of, is_peft_model, save_adapters_alone
 from composer.models._huggingface_saved import (
     changed_layers,
@@ -126,9 +127,9 @@ class HuggingFaceModel(PhaseMetricsModel):
         self.tokenizer = tokenizer
         self.resized_embeddings: tuple[str, ...] = ()
         if tokenizer is not None:
-            self.resized_embeddings = _fit_embedding(base_of(model), len(tokenizer), allow=allow_embedding_resizing)
+            self.resized_embeddings = fit_embedding(base_of(model), len(tokenizer), allow=allow_embedding_resizing)
         if not self.resized_embeddings and (peft_config is not None or is_peft_model(model)):
-            self.resized_embeddings = _resized_before(base_of(model))
+            self.resized_embeddings = resized_before(base_of(model))
         self.model = model if peft_config is None else add_adapters(model, peft_config)
         self.config = base_of(self.model).config
         self.use_logits = use_logits
@@ -530,54 +531,6 @@ def _check_tokenizer(tokenizer: object) -> None:
             f"tokenizer must be one of Transformers', got {type(tokenizer).__name__}. "
             "Wrap one of the tokenizers package in transformers.PreTrainedTokenizerFast(tokenizer_object=...)."
         )
-
-
-def _fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tuple[str, ...]:
-    """Add embedding rows for missing tokens; return the names of the resized weights."""
-    try:
-        num_rows = model.get_input_embeddings().weight.shape[0]
-    except NotImplementedError:
-        num_rows = getattr(model.config, "vocab_size", num_tokens)
-    if num_tokens <= num_rows:
-        return ()
-    if not allow:
-        raise ValueError(
-            f"The tokenizer has {num_tokens} tokens, but the model's embedding only {num_rows} rows, so some tokens "
-            "have no embedding. Pass the tokenizer of this model, or allow_embedding_resizing=True."
-        )
-    try:
-        model.resize_token_embeddings(num_tokens)
-    except NotImplementedError:
-        warnings.warn(
-            f"{type(model).__name__} cannot resize its embedding of {num_rows} rows for the {num_tokens} tokens of "
-            "the tokenizer. Build it with a larger vocab_size.",
-            stacklevel=3,
-        )
-        return ()
-    return _names_of_embeddings(model)
-
-
-def _resized_before(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the names of embeddings with more or fewer rows than the pretrained model has, if its files are here."""
-    path = getattr(model.config, "_name_or_path", "")
-    try:
-        pretrained = type(model.config).from_pretrained(path, local_files_only=True) if path else model.config
-    except (OSError, ValueError):  # no such files
-        return ()
-    sizes = [getattr(config.get_text_config(), "vocab_size", None) for config in (pretrained, model.config)]
-    return () if sizes[0] == sizes[1] else _names_of_embeddings(model)
-
-
-def _names_of_embeddings(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the names of the weights of the embeddings of tokens and of the head, without those of adapters."""
-    found = [model.get_input_embeddings(), model.get_output_embeddings()]
-    resized = [getattr(module, "base_layer", module) for module in found]
-    return tuple(
-        f"{name.removesuffix('.base_layer')}.{own}"
-        for name, module in model.named_modules()
-        if any(module is each for each in resized)
-        for own, _ in module.named_parameters(recurse=False)
-    )
 
 
 def _argument_names(model: PreTrainedModel) -> frozenset[str]:
