@@ -22,7 +22,7 @@ from composer.functional import mixup_batch
 from fixtures.models import WithLoss, make_network
 
 
-class MixUp(Algorithm):
+class TourMixUp(Algorithm):
     """The tour's MixUp, as it stands there."""
 
     def match(self, event: Event, state: State) -> bool:
@@ -48,7 +48,7 @@ class TestTour:
     def test_loop(self):
         """The tour's training loop: ten epochs, with its events, and the blended loss after each."""
         dataloader = [(torch.rand(6, 4), torch.randint(3, (6,))) for _ in range(3)]
-        model, mixup, losses = WithLoss(make_network()), MixUp(), []
+        model, mixup, losses = WithLoss(make_network()), TourMixUp(), []
         state = State(model=model, max_duration=Time(10, "epoch"), rank_zero_seed=0, dataloader=dataloader)
         state.optimizers = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -102,15 +102,15 @@ class TestAlgorithmPage:
 
     def test_defaults(self):
         """The base class declares nothing by default."""
-        algorithm = MixUp()
+        algorithm = TourMixUp()
 
         assert (algorithm.find_unused_parameters, algorithm.backwards_create_graph) == (False, False)
-        assert MixUp.required_on_load() is False
+        assert TourMixUp.required_on_load() is False
 
     @pytest.mark.parametrize("method", ["match", "apply"])
     def test_interface(self, method):
         """Both methods can be overridden; without ``apply`` the class is abstract."""
-        assert getattr(MixUp, method) is not getattr(Algorithm, method)
+        assert getattr(TourMixUp, method) is not getattr(Algorithm, method)
         assert Algorithm.__abstractmethods__ == {"apply"}
 
 

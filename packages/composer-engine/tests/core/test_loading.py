@@ -202,14 +202,15 @@ class TestContinueTraining:
         assert len(report.differences) == 3
 
     def test_component_that_fails_while_loading(self):
-        """The error names the component and lists what was loaded before it."""
+        """The error names the component, and the run is loaded in part."""
         state = State(model=None, algorithms=LoadCount(), callbacks=LoadFail())
 
         with pytest.raises(RuntimeError, match="not today") as caught:
             state.load_state_dict(state.state_dict())
 
-        assert "callbacks.LoadFail raised an error on" in caught.value.__notes__[0]
-        assert "Already loaded: algorithms.LoadCount" in caught.value.__notes__[1]
+        (note,) = caught.value.__notes__
+        assert "callbacks.LoadFail raised an error on" in note
+        assert "loaded in part" in note
 
     def test_mismatched_weights_change_nothing(self):
         """Clock, components, weights and momentum do not change."""

@@ -448,12 +448,12 @@ def rebuild_algorithm(record: Mapping[str, Any]) -> Algorithm:
 
     Example:
         >>> @attrs.define(eq=False)
-        ... class Scale(Algorithm):
+        ... class Amplify(Algorithm):
         ...     factor: float = 2.0
         ...     def apply(self, event, state, logger):
         ...         state.loss = self.factor * state.loss
-        >>> rebuild_algorithm({"name": "Scale", "settings": {"factor": 3.0}})
-        Scale(factor=3.0)
+        >>> rebuild_algorithm({"name": "Amplify", "settings": {"factor": 3.0}})
+        Amplify(factor=3.0)
     """
     name, settings = record.get("name"), record.get("settings")
     if not isinstance(name, str) or not isinstance(settings, dict):

@@ -244,7 +244,7 @@ class FormerState:
     """Attributes of Composer's state that a state does not have by itself."""
 
     __slots__ = ()
-    __dict__ = property(lambda _: {})  # programs delete what it has
+    __dict__ = property(lambda _: {}, doc="An empty dictionary; programs delete what it has.")
 
     def __dir__(self) -> list[str]:
         """Return the names of the attributes without these, so that tools which read all of them get no warnings."""

@@ -509,6 +509,7 @@ def _load_component(kind: str, key: str, component: Any, saved: dict[str, Any]) 
         component.load_state_dict(saved)
     except Exception as error:
         error.add_note(
-            f"{kind}.{key} raised an error on the saved state, although the check before had found no problem in it."
+            f"{kind}.{key} raised an error on the saved state, although the check before had found no problem in it. "
+            "The run is loaded in part: construct it again."
         )
         raise
