@@ -237,7 +237,10 @@ def _former(name: str, advice: str, value: Callable[[Any], Any]) -> property:
         warn_former(f"state.{name} is a former name: {advice}.")
         return value(state)
 
-    return property(read, lambda _, value: warn_former(f"state.{name} = {value!r} has no effect: {advice}."))
+    def write(_: Any, value: Any) -> None:
+        warn_former(f"state.{name} = {value!r} has no effect: {advice}.")
+
+    return property(read, write, doc=f"A former name: {advice}.")
 
 
 class FormerState:
