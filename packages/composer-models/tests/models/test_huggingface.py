@@ -281,9 +281,9 @@ class TestCounts:
         ids, mask = torch.randint(1, 20, (4, 6)), torch.arange(6) < torch.tensor([[6], [5], [2], [1]])
         labels = (torch.rand(4, 6) > 0.5).long()
         labels = labels if name.startswith("Electra") else ids.where(mask, -100)
-        places = torch.tensor([1, 9, 9, 2])
+        places, ends = torch.tensor([[1, 9, 9, 2], [1, 9, 3, 2]])  # one answer is cut off at its start
         patches = {"pixel_values": torch.randn(4, 3, 8, 8), "bool_masked_pos": torch.arange(16) < 4 * places[:, None]}
-        positions = {"start_positions": places, "end_positions": places}
+        positions = {"start_positions": places, "end_positions": ends}
         text = {"input_ids": ids, "attention_mask": mask.long(), **positions, "labels": labels}
         batch = patches if name.startswith("ViT") else text
 

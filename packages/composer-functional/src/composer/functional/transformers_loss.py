@@ -62,9 +62,10 @@ _ENDS = {"start_positions": "start_logits", "end_positions": "end_logits"}
 
 
 def loss_of_answers(own: Tensor, outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> Tensor:
-    """Return a model's own loss, and that of one end if no answer of the batch has the other end within the text.
+    """Return a model's own loss, and the mean over all ends of answers if the text has not equally many of both kinds.
 
-    The own loss is NaN then, as the mean of the losses of both ends. That of other models is returned unchanged.
+    The own loss is the mean of two means, over the starts and over the ends that are within the text. It is NaN if
+    there are none of one kind, and otherwise not that of its microbatches. That of other models is returned unchanged.
 
     Args:
         own: The own loss.
@@ -80,13 +81,11 @@ def loss_of_answers(own: Tensor, outputs: Mapping[str, Any], batch: Mapping[str,
     """
     if not (outputs.keys() >= set(_ENDS.values()) and batch.keys() >= _ENDS.keys()):
         return own
-    ends = [(outputs[logits], batch[name].flatten()) for name, logits in _ENDS.items()]
-    losses = [
-        cross_entropy(logits, end.clamp(0, logits.shape[1]), ignore_index=logits.shape[1]) for logits, end in ends
-    ]
-    for loss, (logits, end) in zip(reversed(losses), ends, strict=True):
-        own = own.where((end < logits.shape[1]).any(), loss)
-    return own
+    logits = torch.cat([outputs[name] for name in _ENDS.values()])
+    ends, length = torch.stack([batch[name].flatten() for name in _ENDS]), logits.shape[1]
+    starts, others = (ends < length).sum(dim=1)
+    loss = cross_entropy(logits, ends.flatten().clamp(0, length), ignore_index=length)
+    return own.where((starts == others) & (starts > 0), loss)
 
 
 def terms_of_task(model: PreTrainedModel, batch: object) -> Tensor | None:
