@@ -104,6 +104,7 @@ class TestSteps:
         """With two workers, the weights are bit-identical."""
         assert torch.equal(weights(fit(workers=2)), run[1])
 
+    @pytest.mark.filterwarnings("ignore:InfoBatch has not acted")  # of the training with all samples
     def test_learns(self):
         """Trained on all digits with fewer steps, the model has nearly the accuracy of a training with all samples."""
         accuracies, steps = [], []

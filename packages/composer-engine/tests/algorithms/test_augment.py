@@ -4,10 +4,11 @@ import kornia.augmentation as ka
 import kornia.augmentation.auto as kauto
 import pytest
 import torch
+from torch import nn
 
 from composer import functional as cf
 from composer.algorithms import Augment
-from composer.core import Engine, State
+from composer.core import Engine, NoEffectWarning, State
 
 
 def pipeline(degrees=30.0):
@@ -127,3 +128,10 @@ def settings_of(augmentation):
     state = State(model=None)
     Engine(state, algorithms=Augment(augmentation))
     return state.state_dict()["algorithms"]
+
+
+@pytest.mark.parametrize("make", [nn.Identity, lambda: ka.RandomHorizontalFlip(p=0.0)])
+def test_without_effect(make):
+    """A pipeline that cannot change an image is reported when it is given."""
+    with pytest.warns(NoEffectWarning, match="Augment changes nothing with"):
+        Augment(nn.Sequential(make(), make()))

@@ -8,7 +8,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer.algorithms import InfoBatch, InfoBatchDataset
-from composer.core import Adapter, Engine, Event, State, served_fields
+from composer.core import Adapter, Engine, Event, NoEffectWarning, State, served_fields
 
 
 def loss(outputs, batch, **options):
@@ -38,6 +38,7 @@ def train(state, engine, epochs=4):
         for batch in state.train_dataloader:
             state.batch = batch
             engine.run_event("after_dataloader")
+            engine.run_event("before_forward")
             state.outputs = state.compute_outputs(state.batch)
             state.loss = state.compute_loss(state.outputs, state.batch)
             engine.run_event("after_loss")
@@ -89,6 +90,16 @@ class TestOrder:
         order = train(state, Engine(state, algorithms=InfoBatch()), epochs=1)[0]
 
         assert parts == [order[0::3], order[1::3], order[2::3]]
+
+
+def test_without_pruned_samples():
+    """A training that prunes no sample is reported at its end, with the reason."""
+    state = make_state()
+    engine = Engine(state, algorithms=InfoBatch(ratio=1e-6))
+    train(state, engine)
+
+    with pytest.warns(NoEffectWarning, match="It has pruned no sample"):
+        engine.run_event("fit_end")
 
 
 class TestDataset:

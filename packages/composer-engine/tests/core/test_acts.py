@@ -11,6 +11,7 @@ from composer.algorithms import (
     BlurPool,
     ChannelsLast,
     ChunkedCrossEntropy,
+    ColOut,
     CutOut,
     GhostBatchNorm,
     GyroDropout,
@@ -86,19 +87,19 @@ class TestCounts:
     def test_each_kind(self):
         """Replaced layers, batches, epochs, and calls where the algorithm is asked each time."""
         plan, texts = train(
-            images_model(), images(), BlurPool(min_channels=3), CutOut(), MixUp(), AtEpochs(), Matching(2)
+            images_model(), images(), BlurPool(min_channels=3), ColOut(), MixUp(), AtEpochs(), Matching(2)
         )
 
         acted = {
             "BlurPool": (1, "layers"),
-            "CutOut": (3, "batches"),
+            "ColOut": (3, "batches"),
             "MixUp": (3, "times"),
             "AtEpochs": (1, "epochs"),
             "Matching": (2, "times"),
         }
         assert plan.acted == acted
         assert plan.to_dict()["acted"]["Matching"] == [2, "times"]
-        assert "Acted in this training: BlurPool 1 layers, CutOut 3 batches" in " ".join(str(plan).split())
+        assert "Acted in this training: BlurPool 1 layers, ColOut 3 batches" in " ".join(str(plan).split())
         assert texts == []
 
     def test_before_training(self):
@@ -141,15 +142,17 @@ class TestNeverActed:
         ("algorithm", "batches", "make_model", "reason"),
         [
             (MixUp(), images(1), images_model, "No batch or microbatch had a second sample to mix with"),
+            (MixUp(alpha=1e-9), images(), images_model, "each had the weight 0"),
+            (CutOut(length=0.01), images(), images_model, "All squares had less than a pixel"),
             (ProgressiveResizing(initial_scale=0.99, size_increment=8), images(), images_model, "full size"),
             (SeqLengthWarmup(0.5, 16, 32), tokens(), lambda: WithLoss(make_transformer("gpt2")), "No batch was longer"),
             (Matching(0), images(), images_model, "Train longer, choose other settings, or remove it"),
         ],
-        ids=["MixUp", "ProgressiveResizing", "SeqLengthWarmup", "match"],
+        ids=["MixUp", "weight", "CutOut", "ProgressiveResizing", "SeqLengthWarmup", "match"],
     )
     def test_reason(self, algorithm, batches, make_model, reason):
         """A warning at the end has the name and the reason."""
-        if isinstance(algorithm, MixUp):
+        if isinstance(algorithm, MixUp) and len(batches[0][0]) == 1:
             make_model = lambda: WithLoss(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))  # noqa: E731
         plan, (text,) = train(make_model(), batches, algorithm)
 

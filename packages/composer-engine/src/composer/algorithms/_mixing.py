@@ -37,7 +37,9 @@ class SampleMixing(Algorithm):
     _partners: Tensor | None
     _partner_weight: float
 
-    idle_reason = "No batch or microbatch had a second sample to mix with: use larger ones."
+    idle_reason = (
+        "No batch or microbatch had a second sample to mix with, or each had the weight 0: use larger ones, or alpha."
+    )
     runs_at: ClassVar = {
         Event.AFTER_DATALOADER: Stage.MIX,
         Event.BEFORE_FORWARD: Stage.MIX,
@@ -97,7 +99,7 @@ class SampleMixing(Algorithm):
             # A loop that does not split batches may leave the microbatch at -1; it draws as for a single microbatch.
             generator = state.generator(self, microbatch=max(state.microbatch, 0))
             mixed, self._partners, self._partner_weight = self.mix(input, target, generator)
-            self.acted = (self.acted or 0) + (self._partners.shape[0] > 1)
+            self.acted = (self.acted or 0) + (self._partners.shape[0] > 1 and self._partner_weight > 0)
             state.batch_set_item(self.input_key, mixed)
             return
         if self._partners is None:

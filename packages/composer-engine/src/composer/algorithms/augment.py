@@ -18,12 +18,19 @@ from composer.algorithms._annotations import (
     check_keys,
     set_annotated_images,
 )
+from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 
 _FEW = 100
 """The most elements of a tensor that is described by them, such as weights of random choices."""
 _ARGUMENTS = {"_fixed_order": "order"}
 """Private attributes of kornia's modules that hold an argument, and its name. Others change while a module is used."""
+
+
+def _changes_nothing(module: nn.Module) -> bool:
+    if isinstance(module, nn.Sequential):
+        return all(map(_changes_nothing, module))
+    return isinstance(module, nn.Identity) or getattr(module, "p", None) == 0
 
 
 def _in_one_line(module: nn.Module) -> str:
@@ -115,6 +122,11 @@ class Augment(Algorithm):
                 f"got {self.augmentation!r}."
             )
         check_keys(self)
+        if _changes_nothing(self.augmentation):
+            warn_of_no_effect(
+                f"Augment changes nothing with {_in_one_line(self.augmentation)}: all parts are identities or have the "
+                "probability 0. Choose another augmentation, or remove it."
+            )
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Augment the images, and their masks, boxes and keypoints."""

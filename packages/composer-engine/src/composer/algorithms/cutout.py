@@ -44,6 +44,8 @@ class CutOut(Algorithm):
     mask_key: BatchKey | None = None
     mask_value: float | None = number(None, -math.inf, meaning="Masks are filled with it.")
 
+    acted = 0
+    idle_reason = "All squares had less than a pixel: choose a larger length."
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.AUGMENT}
     reads: ClassVar = {"batch"}
     writes: ClassVar = {"batch"}
@@ -56,12 +58,8 @@ class CutOut(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Fill the squares with zeros."""
-        filled = cf.cutout_batch(
-            annotated_images(self, state),
-            self.num_holes,
-            self.length,
-            self.uniform_sampling,
-            mask_value=self.mask_value,
-            generator=state.generator(self),
-        )
-        set_annotated_images(self, state, filled)
+        images = annotated_images(self, state)
+        size = (images.input if isinstance(images, cf.AugmentedBatch) else images).shape[-2:]
+        holes = cf.draw_holes(size, self.num_holes, self.length, self.uniform_sampling, generator=state.generator(self))
+        self.acted += any(left < right for left, _, right, _ in holes)
+        set_annotated_images(self, state, cf.cutout_batch(images, boxes=holes, mask_value=self.mask_value))

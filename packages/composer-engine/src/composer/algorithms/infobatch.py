@@ -132,6 +132,11 @@ class InfoBatch(Algorithm):
     _indices: Tensor | None = transient(default=None)  # of the batch
     _place: int = transient(default=0)  # in it, of the microbatch
 
+    acted = 0
+    idle_reason = (
+        "It has pruned no sample: the first epoch and the last part of the training, annealing, have all of them. "
+        "Train longer, or choose a larger ratio."
+    )
     # At AFTER_LOSS before all algorithms that blend losses, or add to them: higher stages are first there.
     runs_at: ClassVar = {
         Event.FIT_START: Stage.SELECT,
@@ -216,6 +221,7 @@ class InfoBatch(Algorithm):
             self._weights = cf.draw_infobatch_weights(
                 self._scores.cpu(), self.ratio, generator=_generator(state, "weights")
             )
+            self.acted += int((self._weights == 0).sum())
         self._set_order(state)
 
     def _set_order(self, state: State) -> None:

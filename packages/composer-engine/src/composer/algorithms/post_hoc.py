@@ -16,6 +16,7 @@ from torch import Tensor
 
 from composer import functional as cf
 from composer.algorithms._averages import AveragedWeights, has_passed, to_interval
+from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, to_path
 from composer.core.saving.codec import read
@@ -103,6 +104,11 @@ class PostHocEMA(Algorithm):
                 average.update(state.model, cf.power_ema_smoothing(self._num_updates, sigma_rel))
         if event is Event.FIT_END or has_passed(self.snapshot_interval, event, state):
             self._save(state)
+        if event is Event.FIT_END and state.rank == 0 and len(snapshots(self._folder(state))) == len(self.sigma_rels):
+            warn_of_no_effect(
+                "PostHocEMA has written only one snapshot of each average, from which post_hoc_ema determines no other "
+                f"widths: choose a shorter snapshot_interval than {self.snapshot_interval}."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of updates, and the averages with their widths."""

@@ -100,6 +100,11 @@ class Acts:
         """Whether a batch was trained on."""
         return self._begun_at is not None and self._clock()[0] > self._begun_at[0]
 
+    @property
+    def from_start(self) -> bool:
+        """Whether the first batch of the training was counted, and not only those after a resume."""
+        return self._begun_at == (0, 0)
+
     def _clock(self) -> tuple[int, int]:
         now = self._state.timestamp
         return int(now.count(TimeUnit.BATCH)), int(now.count(TimeUnit.EPOCH))

@@ -348,6 +348,8 @@ class Engine:
     def _warn_of_idle(self) -> None:
         """Warn once about each algorithm that has not acted in the training; its layers had a warning before."""
         plan = self.explain()
+        if not self._acts.from_start:
+            return
         for declaration, algorithm in zip(plan.algorithms, self.state.algorithms, strict=True):
             name = declaration.name
             # An algorithm that runs at the end reports this itself, with its own reason.
