@@ -32,12 +32,15 @@ from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_kee
 from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time, Timestamp
 from composer.core.background import Background
+from composer.core.checks import to_path
 from composer.core.saving.files import FileName, fill_in_run
 from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags
 
 _LAST_WAIT = 5.0
 """Seconds that an ending process waits for the others to write their parts."""
+
+_NAMED = "filename (save_filename)"
 
 SaveInterval: TypeAlias = Time | str | int | Callable[[State, Event], bool]
 
@@ -131,7 +134,7 @@ class CheckpointSaver(Callback):
                 f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}."
             )
         check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
-        self.folder, self.filename = str(folder), FileName(filename, str(folder))
+        self.folder, self.filename = str(folder), FileName(to_path(_NAMED, filename), str(folder))
         self.latest_filename = None if latest_filename is None else FileName(latest_filename, str(folder))
         self.best_filename = best_filename
         self.remote_file_name = None if remote_file_name is None else str(remote_file_name)
@@ -315,7 +318,7 @@ class CheckpointSaver(Callback):
         # All processes write to the folder of the first one.
         of_first = self.folder.replace("{rank}", "0")
         folder = fill_in_run(of_first, state, "folder (save_folder)", ["run_name", "rank"])
-        name = checkpoint_name(self.filename, state, "filename (save_filename)")
+        name = checkpoint_name(self.filename, state, _NAMED)
         links = (self.latest_filename, "latest_filename (save_latest_filename)"), (self.best_filename, "best_filename")
         latest, best = (None if link is None else checkpoint_name(link, state, argument) for link, argument in links)
         return Names(folder, name, latest, best, self._copies(state))

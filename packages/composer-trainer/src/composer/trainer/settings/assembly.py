@@ -28,6 +28,7 @@ from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import all_gather_object, broadcast_model, initialize_dist
 from composer.distributed.meta import is_on_meta
 from composer.foreign.pt_files import SUFFIX, save_as_files, save_in_one_file
+from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
 from composer.loggers.hyperparameters import hyperparameters, plain_settings
 from composer.trainer.optimization import default_optimizer, move_state
@@ -159,6 +160,7 @@ class Assembly:
             NotImplementedError: The model is wrapped by FSDP 1.
             CheckpointSaveError: The checkpoint could not be written.
         """
+        check_flags(weights_only=weights_only)
         self._parallel.activate()
         extra = self._resume_state.data_to_save(weights_only=weights_only)
         save = save_in_one_file if str(name).endswith(SUFFIX) else save_in_all_processes
