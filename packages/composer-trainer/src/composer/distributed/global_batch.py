@@ -229,7 +229,8 @@ class CountExchange:
 
     def begin(self, own: BatchShare) -> None:
         """Send what this process counts; its ``seconds`` are those since the last call."""
-        sent = torch.tensor(own.to_row(), dtype=torch.float64, device="cpu")
+        # Kept, as a thread of gloo that released the last reference would need the interpreter's lock.
+        self._sent = sent = torch.tensor(own.to_row(), dtype=torch.float64, device="cpu")
         self._rows = sent.new_empty(self.world_size * len(sent))
         # The model computes while the numbers are on their way.
         self._work = torch.distributed.all_gather_into_tensor(self._rows, sent, group=host_group(), async_op=True)

@@ -107,11 +107,22 @@ def close_dist() -> None:
     if _created_here and is_initialized() and torch.distributed.group.WORLD is _created_here[-1]:
         if get_world_size() > 1:
             _closed.append(True)
-        # Gloo's threads need the interpreter lock to release the last tensors, also in a group of one process; a thread
-        # that does so during the shutdown of the interpreter makes C++ abort the program.
-        time.sleep(_RELEASE_SECONDS)
+        # Also in a group of one process; during the shutdown of the interpreter, C++ aborts the program.
+        let_tensors_go()
         torch.distributed.destroy_process_group()
     _created_here.clear()
+
+
+def let_tensors_go() -> None:
+    """Wait until gloo's threads have released the tensors of the last collectives, for which they need Python's lock.
+
+    A process that is forked meanwhile waits for ever, as CPython's own lock of its threads is held in it.
+
+    Example:
+        >>> let_tensors_go()
+    """
+    if is_initialized():
+        time.sleep(_RELEASE_SECONDS)
 
 
 def device_of_process(device: str | torch.device) -> torch.device:

@@ -15,6 +15,8 @@ from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any
 
+from composer.distributed.process_group import let_tensors_go
+
 
 def iterate(loader: Any) -> Iterator[Any]:
     """Return an iterator over a loader whose workers ignore Ctrl-C, and a SIGTERM unless this process sends it.
@@ -31,6 +33,8 @@ def iterate(loader: Any) -> Iterator[Any]:
     context: Any = getattr(loader, "multiprocessing_context", None) or multiprocessing
     if context.get_start_method() != "fork":
         resource_tracker.ensure_running()  # it starts with the first worker otherwise, and then unblocks the signals
+    else:
+        let_tensors_go()
     initialize = loader.worker_init_fn
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     loader.worker_init_fn = partial(_initialize, initialize)
