@@ -177,8 +177,11 @@ SEARCHES = tomllib.loads((ROOT / "tests" / "fixtures" / "searches.toml").read_te
 
 def search(browser, address, kind):
     """Yield each query with the pages of its results and those that are on its subject."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
     for words, pages in SEARCHES[kind].items():
         browser.get(f"{address}/search.html?q={words.replace(' ', '+')}")
+        WebDriverWait(browser, 30).until(lambda _, words=words: browser.execute_script(IS_SEARCHED, words))
         yield words, (browser.execute_script(RESULTS)[:3], {f"/{page}.html" for page in pages.split()})
 
 
@@ -234,6 +237,10 @@ class TestInABrowser:
 
 # The pages of the results, also of their headings.
 RESULTS = "return [...document.querySelectorAll('ul.search > li > a')].map(link => link.pathname)"
+IS_SEARCHED = """
+    return document.querySelector("form.bd-search input")?.value === arguments[0]
+        && document.getElementById("search-results").childNodes.length > 0;
+"""
 WIDE = """
     return [...document.querySelectorAll(".highlight-python pre")]
         .filter(code => code.scrollWidth > code.clientWidth + 1).map(code => code.textContent.slice(0, 80));

@@ -107,12 +107,13 @@ class TestSignals:
 
 
 GROUP_PROGRAM = """
-import os, sys, time, torch
+import os, signal, sys, time, torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 phase, kind, folder = sys.argv[1:]
 
 class Samples(Dataset):
