@@ -88,7 +88,8 @@ def integration(session: nox.Session) -> None:
 @nox.session
 def resume_matrix(session: nox.Session) -> None:
     """Test what other sessions test by pairs or samples: resumes, splits, methods of examples; takes an hour."""
-    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES)
+    hosts = ["accelerate", "lightning", "pytorch-ignite"]
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *hosts)
     env = TEST_ENV | {"RESUME_MATRIX": "all", "FAULTS": "all"}
     names = ["resume", "each_algorithm", "faults", "split_batches", "benchmarks_gpu", "fake_device"]
     names += ["tables_example", "fashion_mnist", "few_labels", "language_model"]
