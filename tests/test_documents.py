@@ -213,3 +213,15 @@ class TestRunner:
         ]
 
         assert codes == [0, 3]
+
+
+def test_answers_in_two_processes(tmp_path):
+    """The answers of a page for one process are a program for several, but for the search of a learning rate."""
+    text = (ROOT / "docs" / "guides" / "how_do_i.md").read_text()
+    blocks = [block["code"] for block in BLOCK.finditer(text) if not block["reason"] and "find_lr" not in block["code"]]
+    (tmp_path / "program.py").write_text("\n".join(blocks))
+
+    printed = run_processes(tmp_path / "program.py", 2, cwd=tmp_path, timeout=120)
+
+    assert len(blocks) > 15
+    assert all("MulticlassAccuracy" in text for text in printed)

@@ -18,7 +18,7 @@ PAGES = sorted(path for path in DOCS.glob("*/*.md") if "<!-- table: " in path.re
 CARDS = sorted(path for path in DOCS.glob("methods/*.md") if path.name != "README.md")
 SETTINGS = {
     "Alibi": {"max_sequence_length": 8},
-    "Augment": {"augmentation": torch.nn.Identity()},
+    "Augment": {"augmentation": torch.nn.ReLU()},
     "Distillation": {"teacher": torch.nn.Identity()},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
     "PostHocEMA": {"folder": "averages"},

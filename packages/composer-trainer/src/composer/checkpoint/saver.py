@@ -233,6 +233,9 @@ class CheckpointSaver(Callback):
         """Save at the end of the training, and wait until the checkpoint is written."""
         self._save_if_due(state, logger, Event.FIT_END)
         self._wait()
+        # Only the first process has listed them, and a program may load one of them in all.
+        run_folder = self._run_folder
+        run_folder.saved, run_folder.best = from_rank_zero((run_folder.saved, run_folder.best))
 
     def close(self, state: State, logger: Logger) -> None:
         """Wait until the last checkpoint is written, and release the folder."""

@@ -25,7 +25,7 @@ from composer.checkpoint.saving import save_in_all_processes
 from composer.core import Engine, Event, Logger, Precision
 from composer.core.checks import as_list
 from composer.core.saving.secrets import without_secret_urls
-from composer.distributed import all_gather_object, broadcast_model, initialize_dist
+from composer.distributed import all_gather_object, broadcast_model, from_rank_zero, initialize_dist
 from composer.distributed.meta import is_on_meta
 from composer.foreign.pt_files import SUFFIX, save_as_files, save_in_one_file
 from composer.functional.checks import check_flags
@@ -122,7 +122,7 @@ class Assembly:
                 save_as_files(saver, state, is_split=is_split)
         if is_on_meta(model):
             self._parallel.prepare(state)  # sharded before it is loaded, so that no process has the complete model
-        if settings.loading.is_given():
+        if from_rank_zero(settings.loading.is_given()):
             self._schedule.prepare_schedulers(state)
             passes, seed = settings.components.algorithm_passes, state.rank_zero_seed
             settings.loading.load(self.engine, self._resume_state, passes, settings.saving.save_folder)

@@ -94,10 +94,12 @@ class Loading:
             # Also without a checkpoint: loggers continue an earlier start of this run.
             engine.logger.load_state_dict({})
             newest = self._find_newest(folder, state)
-        if newest is None and self.path is None:
-            return
-        given = str(self.path).replace("{run_name}", state.run_name).replace("{rank}", "0")
         is_newest = newest is not None
+        # Rank 0 decides, as a program may know the path there only.
+        chosen = from_rank_zero(newest if self.path is None or is_newest else str(self.path))
+        if chosen is None:
+            return
+        path = chosen if is_newest else chosen.replace("{run_name}", state.run_name).replace("{rank}", "0")
 
         def load_progress(loaded: LoadedCheckpoint) -> None:
             if loaded.extra:
@@ -113,7 +115,7 @@ class Loading:
             algorithm_passes=passes,
             logger=engine.logger,
             check_extra=resume_state.check,
-        ).load_in_all_processes(agreed_source(newest or given, folder), load_progress)
+        ).load_in_all_processes(agreed_source(path, folder), load_progress)
         if is_newest:
             clock = state.timestamp.counts
             _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)
