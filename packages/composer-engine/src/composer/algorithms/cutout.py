@@ -59,7 +59,8 @@ class CutOut(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Fill the squares with zeros."""
         images = annotated_images(self, state)
-        size = (images.input if isinstance(images, cf.AugmentedBatch) else images).shape[-2:]
-        holes = cf.draw_holes(size, self.num_holes, self.length, self.uniform_sampling, generator=state.generator(self))
+        height, width = (images.input if isinstance(images, cf.AugmentedBatch) else images).shape[-2:]
+        settings, generator = (self.num_holes, self.length, self.uniform_sampling), state.generator(self)
+        holes = cf.draw_holes((height, width), *settings, generator=generator)
         self.acted += any(left < right for left, _, right, _ in holes)
         set_annotated_images(self, state, cf.cutout_batch(images, boxes=holes, mask_value=self.mask_value))
