@@ -92,12 +92,15 @@ class TestDamaged:
     @pytest.mark.filterwarnings("ignore:Skipped a checkpoint that is incomplete or damaged")
     @pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
     def test_one_before_is_resumed(self, tmp_path, file):
-        """The run resumes from the one before, and replaces the damaged one by the new one of its name."""
+        """The run resumes from the one before; the damaged one is kept beside the new one of its name."""
         trained(tmp_path)
         damage(tmp_path / "ep4-ba20", file)
+        before = (tmp_path / "ep4-ba20" / file).read_bytes()
 
         resumed = trained(tmp_path, autoresume=True)
 
+        [aside] = tmp_path.glob(".ep4-ba20.aside-*")
+        assert (aside / file).read_bytes() == before
         assert verify_checkpoint(tmp_path / "ep4-ba20").timestamp.batch == 20
         assert resumed.saved_checkpoints == [str(tmp_path / "ep4-ba20")]
         assert newest_checkpoint(tmp_path).name == "ep4-ba20"

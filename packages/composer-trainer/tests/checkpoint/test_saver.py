@@ -136,9 +136,9 @@ class Unsaved(torch.optim.SGD):
 
 
 class TestWhat:
-    @pytest.mark.parametrize("at_once", [True, False])
-    def test_optimizer_that_cannot_be_saved(self, make_trainer, tmp_path, at_once):
-        """The first save raises an error that names what cannot be saved, and weights alone can be."""
+    @pytest.mark.parametrize(("at_once", "batches"), [(True, 0), (False, 1)])
+    def test_optimizer_that_cannot_be_saved(self, make_trainer, tmp_path, at_once, batches):
+        """The error is raised before the training, or after the step that creates what cannot be saved."""
         model = make_classifier()
         settings = {"model": model, "optimizers": Unsaved(model, at_once=at_once)}
         trainer = make_trainer(CheckpointSaver(str(tmp_path), save_interval="3ep"), **settings)
@@ -146,6 +146,7 @@ class TestWhat:
         with pytest.raises(NotSerializableError, match=r"optimizers\.Unsaved\..*rule: object .* cannot be saved"):
             trainer.fit()
 
+        assert trainer.state.timestamp.batch == batches
         without = CheckpointSaver(str(tmp_path / "weights"), weights_only=True)
         model = make_classifier()
         make_trainer(without, model=model, optimizers=Unsaved(model, at_once=at_once)).fit()
@@ -285,10 +286,11 @@ class TestKeeping:
         with pytest.raises(OSError, match="the device failed"):
             second.fit()
 
-        assert names_in(tmp_path) == [".lock", "ep3-ba18", "ep4-ba20", "latest"]
+        [aside] = tmp_path.glob(".ep4-ba20.aside-*")
+        assert (aside / "model.safetensors").read_bytes() == content
+        assert names_in(tmp_path) == [aside.name, ".lock", "ep3-ba18", "latest"]
         assert (tmp_path / "latest").resolve() == tmp_path / "ep3-ba18"
-        with pytest.warns(UserWarning, match="Skipped a checkpoint .*ep4-ba20"):
-            assert newest_checkpoint(tmp_path).name == "ep3-ba18"
+        assert newest_checkpoint(tmp_path).name == "ep3-ba18"
 
     @pytest.mark.parametrize("metric", [METRIC, "metrics/validation/MulticlassAccuracy"])
     def test_keep_best_without_data(self, make_trainer, tmp_path, metric):

@@ -3,12 +3,13 @@
 Files are written to a draft, a hidden folder, which gets the checkpoint's name when all of it is on the disk. At any
 time, also after a process was killed, a reader finds the former checkpoint or the new one, and never a part.
 
-Two kinds of hidden names are beside the checkpoints:
+Three kinds of hidden names are beside the checkpoints:
 
 - ``.NAME.PID-DIGITS.tmp``: a draft, a link that is not in place yet, or a checkpoint that is being deleted.
   :meth:`LocalFolder.tidy` deletes those that killed processes have left.
 - ``.NAME.replaced``: the former checkpoint of a name, while the new one gets it. As long as nothing has the name, also
   after a kill, :class:`LocalFolder` reads this one under the name.
+- ``.NAME.aside-DIGITS``: a damaged checkpoint that a resumed run has passed over. Nothing deletes it.
 """
 
 from __future__ import annotations
@@ -183,6 +184,13 @@ class LocalFolder:
         with _saving(self.path / name, "an old one cannot be deleted: "), contextlib.suppress(FileNotFoundError):
             self._place(name).rename(temporary)
         shutil.rmtree(temporary, ignore_errors=True)
+
+    def set_aside(self, name: str) -> str:
+        """Give what has a name a hidden one, under which nothing deletes it; return its path."""
+        aside = self.path / f".{name}.aside-{secrets.token_hex(4)}"
+        with _saving(self.path / name, "it is damaged and cannot be renamed: "):
+            self._place(name).rename(aside)
+        return str(aside)
 
     def set_latest(self, latest: str, name: str) -> None:
         """Point the link ``latest`` to a checkpoint; it is a file with its name where links are not supported."""

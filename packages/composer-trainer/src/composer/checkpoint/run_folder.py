@@ -13,7 +13,13 @@ from typing import Literal, NamedTuple
 
 import attrs
 
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, LaterCheckpointError
+from composer.checkpoint.errors import (
+    CheckpointError,
+    CheckpointSaveError,
+    LaterCheckpointError,
+    MissingCheckpointError,
+    OtherReleaseError,
+)
 from composer.checkpoint.finding import FoundCheckpoint, clock_order, find_checkpoints
 from composer.checkpoint.folder import MANIFEST, Manifest, foreign_files, split_path
 from composer.checkpoint.local import Folder, FolderLock, LocalFolder, open_folder
@@ -153,8 +159,22 @@ class RunFolder:
                 _check_no_later_ones(folder, state.timestamp)
                 for place in names.folders_of_copies():
                     _check_no_later_ones(open_folder(place), state.timestamp, state.run_name)
+            elif continues and isinstance(folder, LocalFolder) and not self.weights_only:
+                self._keep_damaged(folder, state)
             self.opened, self._continues = folder, continues
         return self.opened
+
+    def _keep_damaged(self, folder: LocalFolder, state: State) -> None:
+        """Rename the damaged checkpoints that the run has passed over, as it will save others of their names."""
+        for found in find_checkpoints(folder):
+            manifest = found.manifest
+            if manifest is None:  # without the file, it may be another folder of the user
+                is_passed = not isinstance(found.error, OtherReleaseError | MissingCheckpointError)
+            else:
+                is_own = manifest.run_name == state.run_name and not manifest.weights_only
+                is_passed = is_own and clock_order(manifest.timestamp) > clock_order(state.timestamp)
+            if is_passed:
+                _log.warning("autoresume: %s is damaged, and is now %s.", found.path, folder.set_aside(found.name))
 
     def forget(self) -> None:
         """Forget what an earlier run has saved and copied, which is then that of another run."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 
-from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys, metric_values
+from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys, metric_values, reject_fsdp1
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.folder import check_folder, is_remote
 from composer.checkpoint.layout import KeptMemory
@@ -34,6 +34,7 @@ from composer.core import Callback, Event, Interval, Logger, State, Time, Timest
 from composer.core.background import Background
 from composer.core.checks import to_path
 from composer.core.saving.files import FileName, fill_in_run
+from composer.core.saving.model_state import optimizer_states
 from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags
 
@@ -162,6 +163,7 @@ class CheckpointSaver(Callback):
         """Forget what belongs to an earlier training, as the clock may have been set back."""
         self._due = DueSaves(self.save_interval, self.keep_best)
         self._moment = self._pending = None
+        self._has_stepped = False
 
     @property
     def saved_checkpoints(self) -> list[str]:
@@ -191,7 +193,10 @@ class CheckpointSaver(Callback):
         Raises:
             ValueError: There are no data with the label of the metric of ``keep_best``.
             CheckpointSaveError: A process does not see the folder.
+            NotSerializableError: An optimizer contains something that is neither data nor a tensor.
         """
+        reject_fsdp1(state.model)
+        self._check_optimizers(state)
         labels = [state.dataloader_label or "train", *state.eval_metrics]
         if self.keep_best is not None and self._due.best_label not in labels:
             raise ValueError(
@@ -217,8 +222,16 @@ class CheckpointSaver(Callback):
         """Note that the training metrics of an epoch have been computed."""
         self.eval_end(state, logger)
 
+    def _check_optimizers(self, state: State) -> None:
+        """Raise an error for what cannot be saved of optimizers before a training, instead of at its first save."""
+        if not self.weights_only:
+            optimizer_states(state.model, state.optimizers)
+
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Save if a checkpoint is due, and raise the error of a save in the background."""
+        if not self._has_stepped:
+            self._check_optimizers(state)  # with what the first step has created
+            self._has_stepped = True
         self._save_if_due(state, logger, Event.BATCH_CHECKPOINT)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
