@@ -183,13 +183,16 @@ class Step:
 
     def scale_losses(self, factor: float) -> None:
         """Multiply the losses of the current computation."""
-        self._set_losses({name: part * factor for name, part in self._parts.items()})
+        self._parts = {name: part * factor for name, part in self._parts.items()}
+        self.total = self._parts["total"]
+        if self.times_computed == 1:
+            self.losses, self._state.total_loss = self._parts, self.total
 
     def _backward(self, loss: Any, weight: float | Tensor) -> None:
         """Add the gradients of a microbatch's loss times its weight."""
         state = self._state
         total = loss if isinstance(loss, Tensor) else total_of(loss)
-        if isinstance(weight, Tensor) or weight != 1:
+        if type(weight) is not float or weight != 1:
             total = _weighted(total, weight)
         if state.scaler is not None:
             total = state.scaler.scale(total)
@@ -201,7 +204,7 @@ class Step:
             raise
 
     def _add_losses(self, loss: Any, weight: float | Tensor) -> None:
-        if isinstance(loss, Tensor) and not isinstance(weight, Tensor) and weight == 1:
+        if isinstance(loss, Tensor) and type(weight) is float and weight == 1:
             parts = {"total": loss.detach()}  # the usual case
         else:
             several = {} if isinstance(loss, Tensor) else losses_by_name(loss)
@@ -214,13 +217,9 @@ class Step:
                     f"{', '.join(parts)} after {', '.join(self._parts)}. Return 0 for a part that a microbatch lacks."
                 )
             parts = {name: self._parts[name] + part for name, part in parts.items()}
-        self._set_losses(parts)
-
-    def _set_losses(self, parts: dict[str, Tensor]) -> None:
         self._parts, self.total = parts, parts["total"]
         if self.times_computed == 1:
-            self.losses = parts
-            self._state.total_loss = self.total
+            self.losses, self._state.total_loss = parts, self.total
 
 
 def total_of(loss: Any) -> Tensor:

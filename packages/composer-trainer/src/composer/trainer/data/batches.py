@@ -179,7 +179,8 @@ class Batches:
         # Algorithms may change it in place, and in_step repeats the last one; moving it makes a copy.
         if self._may_end_apart and self._device is None:
             batch = copy.deepcopy(batch)
-        batch = prepare_batch(batch, self.spec, self._device, "train_dataloader", position.num_batches)
+        if self._device is not None or self.spec.batch_transforms is not None or batch is None:
+            batch = prepare_batch(batch, self.spec, self._device, "train_dataloader", position.num_batches)
         position.advance(is_own=is_own)
         if self._may_be_equal:
             self._may_be_equal = False

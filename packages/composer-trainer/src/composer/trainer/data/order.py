@@ -335,7 +335,6 @@ class IndexedOrder(_CopiedOrder):
     Attributes:
         _sampler: The user's own, of indices or of batches of indices.
         _drawn: The keys of the current epoch, if the type of the sampler is unknown and they have an end.
-        _source: The data set, which seeds the generators for each batch if it draws.
         _loads_here: Whether batches are loaded without torch's loader, as it has no workers, pinned memory or subclass.
     """
 
@@ -348,13 +347,14 @@ class IndexedOrder(_CopiedOrder):
         # In __dict__, because DataLoader.__setattr__ rejects another sampler or data set.
         # Persistent workers use the same object in the next epoch.
         self._keys = self.loader.__dict__[name] = _Keys(self._sampler)
-        self._source = loader.dataset if self._is_plain else seeding.SeededDataset(loader.dataset)
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
-        if loader.num_workers and not self._is_plain:
-            self._source = seeding.WorkerDataset(loader.dataset, loader.collate_fn)
+        if self._is_plain or self._loads_here:
+            return
+        source = seeding.SeededDataset(loader.dataset)
+        if loader.num_workers:
+            source = seeding.WorkerDataset(loader.dataset, loader.collate_fn)
             self.loader.__dict__["collate_fn"] = _same
-        if not self._loads_here:
-            self.loader.__dict__["dataset"] = self._source
+        self.loader.__dict__["dataset"] = source
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches from a place on, without loading those before it."""
@@ -399,10 +399,11 @@ class IndexedOrder(_CopiedOrder):
         if not self._loads_here:
             return super()._iterate(epoch)
         # As torch's loader does, without the range that it records for profilers, which takes as long as seeding.
+        if not self._is_plain:
+            return seeding.seeded_loads(self.loader, self._keys.next)
+        dataset, collate = self.loader.dataset, self.loader.collate_fn
         load = operator.getitem if self.loader.batch_sampler is None else seeding.items
-        source, collate = self._source, self.loader.collate_fn
-        batches = (collate(load(source, keys)) for keys in self._keys.next)
-        return batches if self._is_plain else seeding.restoring_torch_rng(lambda: batches)
+        return (collate(load(dataset, key)) for key in self._keys.next)
 
 
 class SharedOrder(IndexedOrder):

@@ -89,6 +89,27 @@ def restoring_torch_rng(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         yield batch
 
 
+def seeded_loads(loader: Any, keys: Iterator[tuple[int, Any]]) -> Iterator[Any]:
+    """Yield the batch of each key, with the global generators seeded by the number beside it; torch's is restored.
+
+    As :func:`restoring_torch_rng` with a :class:`SeededDataset`, in fewer calls for each batch.
+    """
+    dataset, collate, generator = loader.dataset, loader.collate_fn, torch.default_generator
+    load = dataset.__getitem__ if loader.batch_sampler is None else getattr(dataset, "__getitems__", None)
+    while True:
+        state = generator.get_state()
+        try:
+            seeded = next(keys, None)  # the sampler may draw
+            if seeded is None:
+                return
+            seed, key = seeded
+            seed_globals(seed)
+            batch = collate(load(key) if load else [dataset[index] for index in key])
+        finally:
+            generator.set_state(state)
+        yield batch
+
+
 def items(dataset: Any, indices: Any) -> Any:
     """Return the items of a batch as torch's loader loads them."""
     load = getattr(dataset, "__getitems__", None)
