@@ -34,6 +34,7 @@ from composer.functional.augmentations.randaugment import (
     randaugment_image,
 )
 from composer.functional.augmentations.resize import draw_corner, resize_batch
+from composer.functional.contrastive import contrastive_loss
 from composer.functional.layers.alibi import AlibiBias, alibi_slopes
 from composer.functional.layers.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool2d, blur_2d
 from composer.functional.layers.chunked_head import ChunkedHead
@@ -172,6 +173,7 @@ __all__ = [
     "colout_batch",
     "compute_ema",
     "compute_swa",
+    "contrastive_loss",
     "count_layers_to_freeze",
     "count_module_instances",
     "cutmix",

@@ -4,6 +4,7 @@ from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 from composer.models.base import ComposerModel
 from composer.models.classifier import ComposerClassifier
+from composer.models.contrastive import ComposerContrastive
 from composer.models.detector import (
     ComposerDetector,
     collate_detection,
@@ -20,6 +21,7 @@ from composer.models.torchvision import composer_torchvision
 
 __all__ = [
     "ComposerClassifier",
+    "ComposerContrastive",
     "ComposerDetector",
     "ComposerModel",
     "ComposerRegressor",
