@@ -20,6 +20,7 @@ UPDATES = {
     "LanguagePerplexity": (composer.metrics.LanguagePerplexity, "tokens", "ids"),
     "LossMetric": (lambda: composer.metrics.LossMetric(nn.functional.cross_entropy), "scores", "labels"),
     "MIoU": (lambda: composer.metrics.MIoU(CLASSES), "maps", "masks"),
+    "ModelLoss": (composer.metrics.ModelLoss, "loss", "count"),
     "MaskedAccuracy": (composer.metrics.MaskedAccuracy, "tokens", "ids"),
 }
 
@@ -35,6 +36,8 @@ def made(dtype=torch.float32):
         "masks": torch.randint(CLASSES, (2, 5, 5)),
         "tokens": torch.rand(2, 7, CLASSES, dtype=dtype),
         "ids": torch.randint(CLASSES, (2, 7)),
+        "loss": torch.rand((), dtype=dtype),
+        "count": torch.tensor(6),
         "targets": torch.rand(6, CLASSES, dtype=dtype),
     }
     return {name: value.cuda() for name, value in values.items()}

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer import DataSpec, Trainer
 from composer.distributed import get_global_rank, get_sampler, get_world_size, initialize_dist
-from composer.models import ComposerContrastive
+from composer.models import ComposerContrastive, ComposerModel
 
 VIEWS = torch.randn(14, 2, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 LABELS = torch.arange(14) % 3
@@ -55,12 +55,37 @@ def trained(microbatch_size=None):
     return torch.cat([one.detach().flatten() for one in model.parameters()]).tolist()
 
 
+class InParts(ComposerModel):
+    """A model whose loss has parts."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 3).double()
+
+    def forward(self, batch):
+        return self.layer(batch[0][:, 0])
+
+    def loss(self, outputs, batch):
+        return {"class": nn.functional.cross_entropy(outputs, batch[1]), "size": outputs.square().mean()}
+
+
+def evaluated():
+    """The loss and its parts on 13 samples in batches of 4 in all processes."""
+    data = TensorDataset(VIEWS[:13], LABELS[:13])
+    loader = DataLoader(data, 4 // get_world_size(), sampler=get_sampler(data))
+    with Trainer(model=InParts(), eval_dataloader=loader, device="cpu", progress_bar=False) as trainer:
+        values = trainer.eval()["eval"]
+    return [values[name].item() for name in ("loss", "loss/class", "loss/size")]
+
+
 if __name__ == "__main__":
     initialize_dist("cpu")
     results = {
         "views": gradients(),
         "classes": gradients(supervised=True),
         "in parts": gradients(microbatch_size=2),
+        "evaluated": evaluated(),
         "trained": trained(),
         "trained in parts": trained(2),
     }

@@ -39,3 +39,11 @@ def test_training(results):
 
     for other in (one["trained in parts"], two["trained"], two["trained in parts"]):
         assert other == pytest.approx(one["trained"], rel=0, abs=1e-11)
+
+
+def test_loss_in_evaluation(results):
+    """The loss of a model and its parts are those of all samples, in one process and in two."""
+    one, two = results
+
+    assert two["evaluated"] == pytest.approx(one["evaluated"], rel=1e-6)
+    assert one["evaluated"][0] == pytest.approx(sum(one["evaluated"][1:]), rel=1e-6)

@@ -24,7 +24,7 @@ def contrastive_loss(
 ) -> Tensor:
     """Compare each sample with all others: those with its label should be near it, and all others far away.
 
-    With the cosine similarity ``s`` and the set ``P(i)`` of the other samples with the label of ``i``, it is the mean of
+    With the cosine similarity ``s`` and the set ``P(i)`` of other samples with the label of ``i``, it is the mean of
 
     ``-1 / |P(i)| * Σ_{p in P(i)} log(exp(s_ip / temperature) / Σ_{k != i} exp(s_ik / temperature))``
 

@@ -3,6 +3,7 @@
 from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
 from composer.metrics.map import MAP
+from composer.metrics.model_loss import ModelLoss
 from composer.metrics.overlap import Dice, MIoU
 from composer.metrics.scores import (
     BinaryF1Score,
@@ -23,6 +24,7 @@ __all__ = [
     "LossMetric",
     "MIoU",
     "MaskedAccuracy",
+    "ModelLoss",
 ]
 
 unquote_annotations(globals())

@@ -7,10 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_map, tree_map_only
 
 from composer.functional import soft_cross_entropy
+from composer.functional.nested import sizes
 from composer.loss._calling import as_function, call_loss, count_terms, is_sum
 
 if TYPE_CHECKING:
@@ -185,7 +188,11 @@ class ComposerModel(nn.Module, ABC):
         return self(batch) if outputs is None else outputs
 
     def get_metrics(self, is_train: bool) -> Mapping[str, Metric]:
-        """Return the metrics to compute; none by default.
+        """Return the metrics to compute: by default none in training, and the loss in evaluation.
+
+        The loss, :class:`composer.metrics.ModelLoss`, is the metric ``"loss"``, as in ``save_best="eval/loss"``. An own
+        :meth:`get_metrics` may add it by ``{**super().get_metrics(is_train), ...}``, if :meth:`update_metric` calls
+        this class's for it. A model with its own :meth:`eval_forward` has none.
 
         Args:
             is_train: Whether the metrics are for training or for evaluation.
@@ -193,7 +200,15 @@ class ComposerModel(nn.Module, ABC):
         Returns:
             Metrics by the name under which they are logged.
         """
-        return {}
+        kind = type(self)
+        updates_others = kind.update_metric is not ComposerModel.update_metric
+        if is_train or kind.eval_forward is not ComposerModel.eval_forward:
+            return {}
+        if updates_others and kind.get_metrics is ComposerModel.get_metrics:
+            return {}
+        from composer.metrics import ModelLoss  # noqa: PLC0415 (imports torchmetrics, which takes a second)
+
+        return {"loss": ModelLoss()}
 
     def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> Any:
         """Update a metric with one batch.
@@ -207,12 +222,32 @@ class ComposerModel(nn.Module, ABC):
             None, or a dictionary, which callbacks of an evaluation find in ``state.metric_outputs``.
 
         Raises:
-            NotImplementedError: The subclass does not define it.
+            NotImplementedError: The subclass does not define it, and the metric is not the loss of the model.
+            ValueError: The samples that the loss is the mean of cannot be counted.
         """
+        from composer.metrics import ModelLoss  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
+
+        if isinstance(metric, ModelLoss):
+            # As those of 16-bit autocast, outside of which the loss is computed here.
+            dtype = next((one.dtype for one in self.parameters() if one.is_floating_point()), torch.float32)
+            outputs = tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, outputs)
+            loss, terms = self.loss(outputs, batch), self.count_loss_terms(batch)
+            count = self._count_samples(batch) if terms is None else terms
+            return metric.update(tree_map(lambda part: part / count, loss) if self.loss_is_sum else loss, count)
         raise NotImplementedError(
             f"{type(self).__name__} has to define update_metric(self, batch, outputs, metric) before "
             f"{type(metric).__name__} can be computed; usually that is metric.update(outputs, targets)."
         )
+
+    def _count_samples(self, batch: Any) -> int:
+        """Return the number of samples of a batch: the length of its tensors."""
+        lengths = set(sizes(batch))
+        if len(lengths) != 1:
+            raise ValueError(
+                f"The loss of {type(self).__name__} is averaged over samples, which cannot be counted in its batches: "
+                f"their parts have the lengths {sorted(lengths)}. Define count_loss_terms(self, batch)."
+            )
+        return lengths.pop()
 
 
 def pair_of(batch: Any, model: str, expected: str, remedy: str | None = None) -> tuple[Any, Any]:

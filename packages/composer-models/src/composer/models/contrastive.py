@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -11,6 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from composer.functional import contrastive_loss
 from composer.functional.checks import check_modules, check_whole
 from composer.models.base import ComposerModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torchmetrics import Metric
 
 
 class ComposerContrastive(ComposerModel):
@@ -26,8 +31,9 @@ class ComposerContrastive(ComposerModel):
 
     To save memory, ``microbatch_size`` computes the embeddings of that many samples at a time, and again in the
     backward pass, with the same draws, when the gradient of each embedding is known, as GradCache does
-    (arXiv:2101.06983): the loss is that of the complete batch. ``DataSpec(loader, split_batch=model.split_batch)`` lets the trainer's
-    ``device_train_microbatch_size`` set it. The trainer's own split would compare microbatches, of which it warns.
+    (arXiv:2101.06983): the loss is that of the complete batch. ``DataSpec(loader, split_batch=model.split_batch)`` lets
+    the trainer's ``device_train_microbatch_size`` set it. The trainer's own split would compare the samples of a
+    microbatch, of which it warns.
 
     Args:
         module: Maps samples ``(N, ...)`` to embeddings ``(N, D)``.
@@ -119,6 +125,10 @@ class ComposerContrastive(ComposerModel):
         return contrastive_loss(
             outputs, labels, self.temperature, candidates=everyone, candidate_labels=ids, first=first
         )
+
+    def get_metrics(self, is_train: bool) -> Mapping[str, Metric]:
+        """Return the loss in evaluation if ``supervised``; samples with one view and no label have none."""
+        return super().get_metrics(is_train) if self.supervised else {}
 
     def _inputs(self, batch: Any) -> tuple[Tensor, int]:
         """Return the inputs of a batch, and the number of views of each sample."""

@@ -323,8 +323,8 @@ def test_model_without_parameters():
     assert own["eval"]["MulticlassAccuracy"] == given["eval"]["MulticlassAccuracy"] == 1
 
 
-class WithoutMetrics(ComposerModel):
-    """A model with the metrics of its base class: none."""
+class OwnLoss(ComposerModel):
+    """A model with the metrics of its base class: the loss."""
 
     def __init__(self):
         super().__init__()
@@ -335,6 +335,51 @@ class WithoutMetrics(ComposerModel):
 
     def loss(self, outputs, batch):
         return nn.functional.cross_entropy(outputs, batch[1])
+
+
+class WithoutMetrics(OwnLoss):
+    """A model without metrics."""
+
+    def get_metrics(self, is_train):
+        return {}
+
+
+class LossInParts(OwnLoss):
+    """A model whose loss has parts."""
+
+    def loss(self, outputs, batch):
+        return {"first": super().loss(outputs, batch), "second": 2 * outputs.square().mean()}
+
+
+def test_loss_of_the_model():
+    """A model without metrics is evaluated by its loss: that of all samples, whatever the batches."""
+    data, model = [(torch.randn(count, 4), torch.arange(count) % 3) for count in (8, 5)], OwnLoss()
+    inputs, targets = (torch.cat(part) for part in zip(*data, strict=True))
+    expected = nn.functional.cross_entropy(model.layer(inputs), targets)
+
+    values = small_run(model=model, eval_dataloader=data).eval()
+
+    torch.testing.assert_close(values["eval"], {"loss": expected.detach()})
+
+
+def test_parts_of_the_loss():
+    """Parts are metrics, too, and their sum is the loss."""
+    data, model = [(torch.randn(count, 4), torch.arange(count) % 3) for count in (8, 5)], LossInParts()
+    inputs, targets = (torch.cat(part) for part in zip(*data, strict=True))
+    first = nn.functional.cross_entropy(outputs := model.layer(inputs).detach(), targets)
+    second = 2 * outputs.square().mean()
+
+    values = small_run(model=model, eval_dataloader=data).eval()
+
+    torch.testing.assert_close(values["eval"], {"loss": first + second, "loss/first": first, "loss/second": second})
+
+
+def test_best_checkpoint_by_the_loss(tmp_path):
+    """``save_best="eval/loss"`` needs no metric of the user."""
+    options = {"save_folder": str(tmp_path), "save_best": "eval/loss", "max_duration": "2ep"}
+    small_run(model=LossInParts(), eval_dataloader=make_loader(), **options).fit()
+
+    assert (tmp_path / "best").exists()
 
 
 def test_data_without_metrics_warn():

@@ -126,7 +126,7 @@ def is_matrix(value: Any) -> bool:
 
 
 def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the computed values by name; a metric that returns several values has ``name/part`` for each.
+    """Return the computed values by name; of a metric that returns several, ``name/part``, and ``name`` for ``""``.
 
     Raises:
         ValueError: Processes have different numbers of elements in lists without a reduction.
@@ -136,9 +136,8 @@ def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         for part in parts_of_metric(metric).values() if get_world_size() > 1 else ():
             _check_lists(name, part)
         value = metric.compute()
-        values |= (
-            {f"{name}/{part}": one for part, one in value.items()} if isinstance(value, Mapping) else {name: value}
-        )
+        parts = value if isinstance(value, Mapping) else {"": value}
+        values |= {f"{name}/{part}".removesuffix("/"): one for part, one in parts.items()}
     return values
 
 
