@@ -21,6 +21,7 @@ from fixtures.processes import run_processes
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
+ANSWERS = [path for path in DOCUMENTS if path.parent.name == "how_do_i"]
 CARDS = [path for path in DOCUMENTS if path.parent.name == "methods" and path.name != "README.md"]
 GUIDES_TO_THE_CODE = [one for one in DOCUMENTS if one.parent == ROOT or one.parent.name == "decisions"]
 GUIDES_TO_THE_CODE += ROOT.glob("packages/*/README.md")
@@ -29,6 +30,7 @@ SECTIONS = ["Code", "When", "Settings", "Pitfalls", "Measured here", "Source"]
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?:python|py)\b[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.M
 )
+OUTPUT = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.M)
 PRELOADED = ["composer.algorithms", "composer.models", "composer.trainer", "torchmetrics", "torchvision"]
 RUN = """
 import atexit, os, warnings
@@ -71,12 +73,28 @@ def run(text, name, folder):
     return subprocess.CompletedProcess(name, process.exitcode, stderr=output.read_text())
 
 
+def not_printed(text, printed):
+    """Return the lines of a document's outputs that its program did not print in this order."""
+    lines = iter(printed.splitlines())
+    shown = [line for output in OUTPUT.findall(text) for line in output.splitlines()]
+    return [line for line in shown if not any(agree(line, other) for other in lines)]
+
+
+def agree(shown, printed):
+    """Whether two lines have the same words, and fractions that differ by less than half; integers may differ."""
+    words = [" ".join(re.sub(r"\d+", "0", re.sub(r"\d+\.\d+", "0", line)).split()) for line in (shown, printed)]
+    fractions = [[*map(float, re.findall(r"\d+\.\d+", line))] for line in (shown, printed)]
+    return words[0] == words[1] and fractions[1] == pytest.approx(fractions[0], rel=0.5, abs=0.01)
+
+
 @pytest.mark.parametrize("document", [path for path in DOCUMENTS if program(path.read_text()).strip()], ids=str)
 def test_code_runs(document, tmp_path):
     """Running the blocks from top to bottom gives no error and no warning."""
     done = run(document.read_text(), str(document), tmp_path)
 
     assert done.returncode == 0, done.stderr
+    if document in ANSWERS:
+        assert not_printed(document.read_text(), done.stderr) == []
 
 
 @pytest.mark.parametrize("settings", ["", 'parallelism_config={"fsdp": {}},'], ids=["DDP", "FSDP2"])
@@ -214,14 +232,35 @@ class TestRunner:
 
         assert codes == [0, 3]
 
+    @pytest.mark.parametrize("line", ["accuracy 0.312", "accuracy", "error 0.901"])
+    def test_another_output_is_found(self, line):
+        """A line that the program did not print is returned, also one with another number."""
+        page = "```text\n3 steps\naccuracy 0.902\n```\n"
+
+        assert not_printed(page, "a warning\n4 steps\naccuracy 0.894\n") == []
+        assert not_printed(page, f"4 steps\n{line}\n") == ["accuracy 0.902"]
+
+
+@pytest.mark.parametrize("page", ANSWERS, ids=lambda path: path.stem)
+def test_answers_have_one_form(page):
+    """A title, a program and its output, and links to at least two other pages; the index has a link to it."""
+    title, *_, last = page.read_text().strip().split("\n\n")
+    index = (ROOT / "docs" / "guides" / "how_do_i.md").read_text()
+
+    assert re.fullmatch(r"# .+", title)
+    assert re.search(r"^(```python|```{literalinclude} \S+\.py)\n.+^```text\n.+^```\n", page.read_text(), re.S | re.M)
+    assert last.startswith("More: ")
+    assert len(re.findall(r"\]\((?!https?:)", last)) >= 2
+    assert f"](../how_do_i/{page.name})" in index
+    assert f"\n../how_do_i/{page.stem}\n" in index
+
 
 def test_answers_in_two_processes(tmp_path):
-    """The answers of a page for one process are a program for several, but for the search of a learning rate."""
-    text = (ROOT / "docs" / "guides" / "how_do_i.md").read_text()
-    blocks = [block["code"] for block in BLOCK.finditer(text) if not block["reason"] and "find_lr" not in block["code"]]
-    (tmp_path / "program.py").write_text("\n".join(blocks))
+    """The answers are programs for several processes, too, but for the search of a learning rate."""
+    texts = [page.read_text() for page in ANSWERS if "find_lr" not in page.read_text()]
+    (tmp_path / "program.py").write_text("\n".join(block["code"] for text in texts for block in BLOCK.finditer(text)))
 
-    printed = run_processes(tmp_path / "program.py", 2, cwd=tmp_path, timeout=120)
+    printed = run_processes(tmp_path / "program.py", 2, cwd=tmp_path, timeout=300)
 
-    assert len(blocks) > 15
-    assert all("MulticlassAccuracy" in text for text in printed)
+    assert len(texts) > 20
+    assert [re.findall(r"process \d of \d", output) for output in printed] == [["process 0 of 2"], ["process 1 of 2"]]

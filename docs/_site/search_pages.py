@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 GROUPS = {
-    "Guides": ("start", "tutorials", "guides", "moving", "how_it_works"),
+    "Guides": ("start", "tutorials", "guides", "how_do_i", "moving", "how_it_works"),
     "Methods": ("methods",),
     "Reference": ("reference",),
     "Evidence and developing": ("evidence", "decisions", "developing"),
