@@ -150,6 +150,22 @@ def test_number_of_methods():
     assert f"weight averaging and {number - 4} more" in (ROOT / "docs/index.md").read_text()
 
 
+def test_measured_numbers():
+    """The first pages have the same three measured numbers, each in a document that it links, and the same picture."""
+    numbers, pictures = [], []
+    for page in (ROOT / "README.md", ROOT / "docs/index.md"):
+        found = re.findall(r"^- \*\*(.+?)\*\*(.+?): \[.+\]\((.+?)\)\.$", page.read_text(), re.M)
+        numbers.append([(number, of_what, (page.parent / link).resolve()) for number, of_what, link in found])
+        pictures.append({(page.parent / link).resolve() for link in re.findall(r"\]\((.+\.png)\)", page.read_text())})
+
+    assert numbers[0] == numbers[1]
+    assert len(numbers[0]) == 3
+    for number, of_what, document in numbers[0]:
+        assert re.search(rf"\b{re.escape(number)}", document.read_text())
+        assert all(one in document.read_text() for one in re.findall(r"[\d.]+ ×", of_what))
+    assert pictures[0] == pictures[1] == {ROOT / "docs/evidence/few_labels/quickstart.png"}
+
+
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: path.stem)
 class TestCards:
     """All method cards have the same form."""
