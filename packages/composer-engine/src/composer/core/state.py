@@ -183,6 +183,9 @@ class State(FormerState):
         loss_share: What a mean over this batch is multiplied by in ``loss``: the labels of the batch / those of all
             batches that a host divides the loss by; otherwise 1.
         microbatch_weight: The weight of the loss of the microbatch in the gradients.
+        outputs: What the model returned for the batch: at the events up to ``AFTER_LOSS``, and up to the next forward
+            pass if there are training metrics, or a component that is not of this library runs at a later event of
+            the batch. Otherwise it is None from the backward pass on, whose memory it would take.
         train_metrics: The training metrics by name, which contain the last epoch until the next one begins.
         total_loss: The loss of the last batch. In several processes it is the mean over all from ``BATCH_END`` on, as
             in logs, and before this the part of it that this process adds.

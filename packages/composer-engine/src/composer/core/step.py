@@ -68,6 +68,7 @@ class Step:
         losses: The losses to log, by name: those of the first computation in a step, as later ones are computed at
             trial weights.
         times_computed: How often the gradients of the batch have been computed, including the current computation.
+        frees_outputs: Whether ``state.outputs`` becomes None before the backward pass, which then can use the memory.
 
     Example:
         >>> from composer.core import Engine, State
@@ -97,6 +98,7 @@ class Step:
         self.forward, self.loss, self.complete = forward, loss, complete
         self.losses: dict[str, Tensor] = {}
         self.times_computed = 0
+        self.frees_outputs = False
         self._state, self._event = state, run_event
         self._split = split or (lambda: ((state.batch, 1.0),))
         self._parts: dict[str, Tensor] = {}
@@ -128,7 +130,10 @@ class Step:
         whole_batch = state.batch
         for index, (batch, weight) in enumerate(self._split()):
             state.microbatch, state.microbatch_weight, state.batch = index, weight, batch
-            self._backward(self.compute_loss(), weight)
+            loss = self.compute_loss()
+            if self.frees_outputs:
+                state.outputs = None
+            self._backward(loss, weight)
             event("after_backward")
             self._add_losses(state.loss, weight)
         state.batch = whole_batch

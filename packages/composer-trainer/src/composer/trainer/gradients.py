@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from composer.core import Event
 from composer.core.data.batches import count_tokens
 from composer.core.data.packing import check_packed_model
+from composer.core.plan import Subscription
 from composer.core.step import Step
 from composer.distributed import BatchShare, BatchWeights, get_data_world_size, get_world_size
 from composer.trainer.evaluation.metrics import update_train_metrics
@@ -41,6 +43,12 @@ if TYPE_CHECKING:
     from composer.trainer.optimization import Optimization
     from composer.trainer.run import Stopwatch
     from composer.trainer.stopping import StopSignals
+
+
+_AFTER_LOSS = (
+    Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END, Event.BATCH_CHECKPOINT,
+)  # fmt: skip
+"""The events of a batch after which its outputs are of no use to this library, except for training metrics."""
 
 
 class BatchGradients:
@@ -73,7 +81,7 @@ class BatchGradients:
         *,
         by_tokens: bool,
     ) -> None:
-        self._state, self._batches, self._spec = engine.state, batches, batches.spec
+        self._engine, self._state, self._batches, self._spec = engine, engine.state, batches, batches.spec
         self._optimization, self._parallel, self._stopwatch, self._signals = optimization, parallel, stopwatch, signals
         state, spec = engine.state, batches.spec
         loss = optimization.in_precision(state.compute_loss)
@@ -102,6 +110,7 @@ class BatchGradients:
         # The gradients of one process without a scaler are complete after the backward pass.
         is_incomplete = self._parallel.is_connected or state.scaler is not None
         self.step.complete = self._complete if is_incomplete else None
+        self.step.frees_outputs = not state.train_metrics and not may_read_outputs(self._engine)
 
     def begin(self, batch: Batch) -> None:
         """Make this the batch of the state: the one that ``batches`` returned last."""
@@ -210,6 +219,14 @@ class BatchGradients:
         if (factor := self._parallel.end_batch(self.weights)) != 1:
             self.step.scale_losses(factor)
         self._optimization.unscale()
+
+
+def may_read_outputs(engine: Engine) -> bool:
+    """Return whether a component that is not of this library, and may read the outputs, runs after a batch's loss."""
+    entries = engine.explain().entries
+    late = [one.component for event in _AFTER_LOSS for one in entries.get(event, ())]
+    # The function of a subscription may be of anybody.
+    return any(isinstance(one, Subscription) or not type(one).__module__.startswith("composer.") for one in late)
 
 
 def split_microbatches(
