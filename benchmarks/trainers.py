@@ -2,10 +2,11 @@
 
 The model is a tiny MLP (32 → 64 → 10, batches of 8, SGD, one thread), so that the model's work does not hide the
 overhead, or a ResNet-18 on images of 64 by 64. Variants: ``bare``; ``callbacks``, five callbacks with two empty hooks
-each; ``logged``, the loss of every step stored in memory by the trainer's logger; ``bar`` (only this library), the
-progress bar written to a file. These train on a list of batches. The other variants are bare, and train from a shuffled
-``DataLoader`` of a map-style dataset: ``dataset`` with the default ``collate_fn``, ``collate`` with a user's, both also
-in batches of 128, and ``workers`` with two worker processes.
+each; ``logged``, the loss of every step stored in memory by the trainer's logger; and only for this library: ``bar``,
+the progress bar written to a file, ``metric``, the accuracy of the training, and ``algorithms``, six of them, above a
+loop that calls their kernels. They train from a shuffled ``DataLoader`` of a map-style dataset with a user's
+``collate_fn``. The other variants are bare: ``list`` trains on a list of batches, ``dataset`` with the default
+``collate_fn``, ``dataset_128`` and ``collate_128`` in batches of 128, and ``workers`` with two worker processes.
 
 Every case runs in new processes, each trainer in its own environment. The trainer and a plain loop, with its own
 network and loader, run alternating blocks of steps, so that both run under the same load of the machine. The first
@@ -19,6 +20,7 @@ some of the trainers on a GPU, also how often a step synchronizes with it, and t
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import os
@@ -49,13 +51,16 @@ CASES = ["loop", *PACKAGES]
 LOADERS: dict[str, dict[str, Any]] = {
     "dataset": {"batch_size": 8},
     "dataset_128": {"batch_size": 128},
-    "collate": {"batch_size": 8, "collate": True},
     "collate_128": {"batch_size": 128, "collate": True},
     "workers": {"batch_size": 8, "num_workers": 2},
 }
-VARIANTS = ["bare", "callbacks", "logged", "bar", *LOADERS]
+USUAL = {"batch_size": 8, "collate": True}
+VARIANTS = ["bare", "callbacks", "logged", "bar", "metric", "algorithms", "list", *LOADERS]
 ON_GPU = ["loop", "ours", "lightning", "fabric", "accelerate"]
-ONLY = {"bar": ["loop", "ours"], "callbacks": [case for case in CASES if case != "accelerate"]}
+ONLY = {
+    **{variant: ["loop", "ours"] for variant in ("bar", "metric", "algorithms")},
+    "callbacks": [case for case in CASES if case != "accelerate"],
+}
 
 
 def main() -> None:
@@ -215,8 +220,7 @@ def measure(case: str, variant: str, steps: int, model: str, device: str = "cpu"
     torch.manual_seed(0)
     block, settling = (50, 10) if model == "mlp" else (4, 1)
     count = max(steps // block, 3) * block + 1  # complete blocks, of which the first is not counted, and one more step
-    is_logged = variant == "logged"
-    loop = Loop(make_network(model, device), make_batches(model, variant, count, device), is_logged=is_logged)
+    loop = Loop(make_network(model, device), make_batches(model, variant, count, device), variant)
     loop.network.register_forward_pre_hook(do_nothing)
     network = make_network(model, device)
     turns = Turns(loop.train, block, settling, time.perf_counter if device == "cpu" else synchronized_clock)
@@ -275,9 +279,9 @@ def make_batches(model: str, variant: str, count: int, device: str = "cpu") -> A
     import torch
     from torch.utils.data import DataLoader
 
-    loader = LOADERS.get(variant, {"batch_size": 8})
-    shape = (32,) if model == "mlp" else (3, 64, 64)
-    if variant not in LOADERS:
+    loader = LOADERS.get(variant, USUAL)
+    shape = (3, 64, 64) if model == "resnet18" else (1, 4, 8) if variant == "algorithms" else (32,)
+    if variant == "list":
         batches = [(torch.randn(8, *shape), torch.randint(10, (8,))) for _ in range(8)]
         if device == "cuda":
             batches = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches]
@@ -326,16 +330,17 @@ def make_network(model: str, device: str = "cpu") -> Any:
         from torchvision.models import resnet18
 
         return resnet18(num_classes=10).to(device)
-    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).to(device)
+    layers = torch.nn.Flatten(), torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+    return torch.nn.Sequential(*layers).to(device)
 
 
 class Loop:
-    """A plain PyTorch loop that appends the loss to a list if it is logged."""
+    """A plain PyTorch loop; it stores losses in the variant ``logged``, and calls kernels in ``algorithms``."""
 
-    def __init__(self, network: Any, batches: Iterable[Any], *, is_logged: bool) -> None:
+    def __init__(self, network: Any, batches: Iterable[Any], variant: str) -> None:
         import torch
 
-        self.network, self.is_logged, self.losses = network, is_logged, []
+        self.network, self.variant, self.losses = network, variant, []
         self.batches = iter(on_device(itertools.chain.from_iterable(itertools.repeat(batches)), device_of(network)))
         self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 
@@ -343,7 +348,10 @@ class Loop:
         """Run a number of steps."""
         from torch.nn import functional
 
-        network, optimizer, is_logged, losses = self.network, self.optimizer, self.is_logged, self.losses
+        network, optimizer, is_logged, losses = self.network, self.optimizer, self.variant == "logged", self.losses
+        if self.variant == "algorithms":
+            self._train_with_kernels(count)
+            return
         for inputs, targets in itertools.islice(self.batches, count):
             optimizer.zero_grad()
             loss = functional.cross_entropy(network(inputs), targets)
@@ -352,10 +360,30 @@ class Loop:
             if is_logged:
                 losses.append(loss.item())
 
+    def _train_with_kernels(self, count: int) -> None:
+        import torch
+        from torch.nn import functional
+
+        from composer import functional as kernels
+
+        if not hasattr(self, "average"):
+            self.average, self.generator = copy.deepcopy(self.network), torch.Generator().manual_seed(0)
+            self.network = self.network.to(memory_format=torch.channels_last)
+        network, optimizer, average, generator = self.network, self.optimizer, self.average, self.generator
+        for inputs, targets in itertools.islice(self.batches, count):
+            images = kernels.cutout_batch(inputs, 1, 0.5, generator=generator)
+            images, mixed = kernels.mixup(images, targets, alpha=0.2, num_classes=10, generator=generator)
+            optimizer.zero_grad()
+            outputs = network(images)
+            functional.cross_entropy(outputs, kernels.smooth_labels(outputs, mixed, 0.1)).backward()
+            kernels.apply_gradient_clipping(network, "norm", 1.0)
+            optimizer.step()
+            kernels.compute_ema(network, average, smoothing=0.99)
+
 
 def run_loop(network: Any, batches: Any, variant: str) -> str:
     """Train with a plain loop."""
-    Loop(network, batches, is_logged=variant == "logged").train(len(batches))
+    Loop(network, batches, variant).train(len(batches))
     return "plain loop"
 
 
@@ -364,7 +392,7 @@ def run_ours(network: Any, batches: Any, variant: str) -> str:
     import torch
 
     import composer
-    from composer import Callback, Trainer
+    from composer import Callback, Trainer, algorithms
     from composer.loggers import InMemoryLogger
     from composer.models import ComposerClassifier
 
@@ -375,12 +403,22 @@ def run_ours(network: Any, batches: Any, variant: str) -> str:
         def batch_end(self, state: Any, logger: Any) -> None:
             pass
 
-    model = ComposerClassifier(network, num_classes=10, train_metrics=[], val_metrics=[])
+    metrics = None if variant == "metric" else []
+    model = ComposerClassifier(network, num_classes=10, train_metrics=metrics, val_metrics=[])
+    six = [
+        algorithms.CutOut(),
+        algorithms.MixUp(),
+        algorithms.LabelSmoothing(),
+        algorithms.GradientClipping("norm", 1.0),
+        algorithms.EMA("100ba"),
+        algorithms.ChannelsLast(),
+    ]
     with Path(os.devnull).open("w") as nowhere:
         Trainer(
             model=model,
             train_dataloader=batches,
             optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+            algorithms=six if variant == "algorithms" else None,
             callbacks=[Nothing() for _ in range(5)] if variant == "callbacks" else None,
             loggers=InMemoryLogger() if variant == "logged" else None,
             progress_bar=variant == "bar",
@@ -422,7 +460,7 @@ def run_composer(network: Any, batches: Any, variant: str) -> str:
         progress_bar=False,
         max_duration="1ep",
         device="cpu",
-        device_train_microbatch_size=LOADERS.get(variant, {"batch_size": 8})["batch_size"],
+        device_train_microbatch_size=LOADERS.get(variant, USUAL)["batch_size"],
         seed=0,
     ).fit()
     return f"mosaicml {composer.__version__}"
@@ -506,8 +544,8 @@ def run_fabric(network: Any, batches: Any, variant: str) -> str:
     memory = InMemory() if variant == "logged" else None
     fabric = Fabric(accelerator=device_of(network).type, devices=1, loggers=memory, callbacks=callbacks)
     model, optimizer = fabric.setup(network, torch.optim.SGD(network.parameters(), lr=0.01))
-    batches = fabric.setup_dataloaders(batches) if variant in LOADERS else batches
-    for inputs, targets in batches if variant in LOADERS else on_device(batches, fabric.device):
+    batches = fabric.setup_dataloaders(batches) if variant != "list" else batches
+    for inputs, targets in batches if variant != "list" else on_device(batches, fabric.device):
         if callbacks:
             fabric.call("on_train_batch_start")
         optimizer.zero_grad()
@@ -545,10 +583,10 @@ def run_accelerate(network: Any, batches: Any, variant: str) -> str:
     is_cpu = device_of(network).type == "cpu"
     accelerator = accelerate.Accelerator(cpu=is_cpu, log_with=InMemory() if variant == "logged" else None)
     model, optimizer = accelerator.prepare(network, torch.optim.SGD(network.parameters(), lr=0.01))
-    batches = accelerator.prepare(batches) if variant in LOADERS else batches
+    batches = accelerator.prepare(batches) if variant != "list" else batches
     if variant == "logged":
         accelerator.init_trackers("memory")
-    for step, (inputs, targets) in enumerate(batches if variant in LOADERS else on_device(batches, accelerator.device)):
+    for step, (inputs, targets) in enumerate(batches if variant != "list" else on_device(batches, accelerator.device)):
         with accelerator.accumulate(model):
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(inputs), targets)
@@ -592,7 +630,7 @@ def run_hf_trainer(network: Any, batches: Any, variant: str) -> str:
         def get_train_dataloader(self) -> Any:
             return batches
 
-    if variant in LOADERS:
+    if variant != "list":
         collate = batches.collate_fn
         batches.collate_fn = lambda samples: dict(zip(("inputs", "labels"), collate(samples), strict=True))
     else:
@@ -611,7 +649,7 @@ def run_hf_trainer(network: Any, batches: Any, variant: str) -> str:
             use_cpu=True,
             **options,
         ),
-        train_dataset=batches.dataset if variant in LOADERS else batches,
+        train_dataset=batches.dataset if variant != "list" else batches,
         callbacks=[Nothing() for _ in range(5)]
         if variant == "callbacks"
         else [Keep()]
