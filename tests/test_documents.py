@@ -162,7 +162,7 @@ def test_measured_numbers():
     assert len(numbers[0]) == 3
     for number, of_what, document in numbers[0]:
         assert re.search(rf"\b{re.escape(number)}", document.read_text())
-        assert all(one in document.read_text() for one in re.findall(r"[\d.]+ ×", of_what))
+        assert all(one in document.read_text() for one in re.findall(r"[\d.]+ \xd7", of_what))
     assert pictures[0] == pictures[1] == {ROOT / "docs/evidence/few_labels/quickstart.png"}
 
 
