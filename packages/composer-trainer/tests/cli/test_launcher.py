@@ -1,6 +1,7 @@
-"""The launcher translates its options to torchrun's, prints the command and runs it."""
+"""The launcher translates its options to torchrun's, prints the command and runs it, until a Ctrl-C."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -75,3 +76,43 @@ def test_processes(tmp_path, arguments):
     assert done.stderr.startswith(f"torchrun --standalone --nproc-per-node=2 {program}")
     assert bool(done.returncode) == (arguments == ["fail"])
     assert done.returncode or [(tmp_path / rank).read_text() for rank in "01"] == ["2 --lr 0.1"] * 2
+
+
+INTERRUPTED = """
+import signal, time, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever has started the tests
+from composer import Trainer
+from composer.models import ComposerClassifier
+
+network = torch.nn.Linear(4, 2)
+trainer = Trainer(
+    model=ComposerClassifier(network), train_dataloader=[(torch.rand(4, 4), torch.zeros(4, dtype=torch.long))] * 2000,
+    optimizers=torch.optim.SGD(network.parameters(), lr=0.1), max_duration="1ep", device="cpu", progress_bar=False,
+)
+trainer.engine.on("batch_end", lambda *_: time.sleep(0.02))
+trainer.engine.on("batch_end", lambda *_: print("ready", flush=True), every="5ba")
+trainer.fit()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupt_of_two_processes(tmp_path, number, status):
+    """After Ctrl-C or SIGTERM both finish the batch, one sentence states it, and no process writes a traceback."""
+    program = tmp_path / "program.py"
+    program.write_text(INTERRUPTED)
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "composer.cli.launcher", "-n", "2", str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=90)
+
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    assert errors.count(f"The training was stopped by {number.name} after batch") == 1

@@ -57,8 +57,11 @@ finally:
 """
 
 
-def run_with_signals(number, path, times=1, call="trainer.fit()"):
-    """Return the exit code and the output lines of a run that receives a signal in its second batch."""
+def run_with_signals(number, path, times=1, call="trainer.fit()", errors=None):
+    """Return the exit code and the output lines of a run that receives a signal in its second batch.
+
+    What it writes to stderr is appended to ``errors``. Shells call the exit code of a Ctrl-C 130.
+    """
     program = textwrap.dedent(PROGRAM).replace("CALL", call)
     with subprocess.Popen(
         [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -73,6 +76,8 @@ def run_with_signals(number, path, times=1, call="trainer.fit()"):
                     time.sleep(0.05)
                     process.send_signal(number)
         process.wait(timeout=60)
+        if errors is not None:
+            errors += process.stderr.read().splitlines()
         return process.returncode, lines
 
 
@@ -104,6 +109,34 @@ class TestSignals:
 
         assert code == -signal.SIGINT
         assert "end" not in lines
+
+
+class TestNoTraceback:
+    @pytest.mark.parametrize("call", ["trainer.fit()", "trainer.eval(loader)", "trainer.predict(loader)"])
+    def test_sentences(self, tmp_path, call):
+        """A Ctrl-C that has stopped a training, an evaluation or a prediction writes sentences only."""
+        errors = []
+
+        code, _ = run_with_signals(signal.SIGINT, tmp_path / "log.jsonl", call=call, errors=errors)
+
+        assert code == -signal.SIGINT
+        stopped = (
+            "The training was stopped by SIGINT after batch 2. There is no checkpoint to continue from: save_folder, "
+            "run_name and autoresume=True save one."
+        )
+        sentences = ["SIGINT: stopping after this batch; Ctrl-C now stops immediately."]
+        sentences += [stopped] if call == "trainer.fit()" else []
+        assert errors[-len(sentences) :] == sentences
+        assert not any("Traceback" in line for line in errors)
+
+    def test_another_ctrl_c(self, tmp_path):
+        """One that comes after the program has handled the first one has its traceback."""
+        errors, call = [], "trainer.fit()\nexcept KeyboardInterrupt:\n    raise KeyboardInterrupt('later') from None"
+
+        run_with_signals(signal.SIGINT, tmp_path / "log.jsonl", call=call, errors=errors)
+
+        assert "Traceback (most recent call last):" in errors
+        assert errors[-1] == "KeyboardInterrupt: later"
 
 
 GROUP_PROGRAM = """

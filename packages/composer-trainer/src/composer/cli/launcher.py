@@ -22,9 +22,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(shlex.join(["torchrun", *command]), file=sys.stderr, flush=True)  # noqa: T201
     # Restarted processes of several hosts may read the addresses of those that have ended from a store that is kept.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    from torch.distributed.run import main as torchrun  # noqa: PLC0415  (--help must not import torch)
+    # --help must not import torch.
+    from torch.distributed.elastic.multiprocessing import SignalException  # noqa: PLC0415
+    from torch.distributed.run import main as torchrun  # noqa: PLC0415
 
-    torchrun(command)
+    try:
+        torchrun(command)
+    except SignalException as error:  # Ctrl-C or SIGTERM, which the processes have received and reported
+        sys.exit(128 + error.sigval)
 
 
 def torchrun_arguments(arguments: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ import enum
 import inspect
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from numbers import Number
 from pathlib import Path
@@ -80,8 +81,8 @@ def hyperparameters(
         "loggers": _named(loggers),
         "optimizers": {key: _optimizer(one) for key, one in by_key(state.optimizers).items()},
         "schedulers": _named(state.schedulers if schedulers is None else schedulers),
-        "versions": versions(),
-        "composer_version": version("composer-trainer"),
+        "versions": {**versions()},
+        "composer_version": versions()["composer"],
         "num_nodes": get_world_size() // get_local_world_size(),
         "num_gpus_per_node": get_local_world_size(),
         **{f"enabled_algorithms/{type(algorithm).__name__}": True for algorithm in state.algorithms},
@@ -122,6 +123,7 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: hide_secrets(value, name) for name, value in data.items()}
 
 
+@cache
 def versions() -> dict[str, str | None]:
     """Return the versions of composer, torch, Python, CUDA and cuDNN; None for CUDA and cuDNN if not available.
 

@@ -11,6 +11,7 @@ import attrs
 from composer.core import TimeUnit
 from composer.core.checks import printable
 from composer.distributed import all_reduce_min
+from composer.loggers.fits import Fit, loss_curve
 from composer.loggers.values import Number, aligned, html_table, numbers_by_name
 from composer.trainer.evaluation.metrics import is_matrix
 
@@ -34,6 +35,7 @@ class FitResult:
         checkpoint: The newest checkpoint that this run has saved; None if there is none.
         best_checkpoint: The best one by the metric of ``save_best``; None if there is none.
         acted: What each algorithm did since the training began, as ``Plan.acted``: ``{"MixUp": (72, "times")}``.
+        fit: The loss of each batch, the learning rates, and what differs from the call before; None without a step.
 
     Example:
         >>> from composer.core import Timestamp
@@ -56,13 +58,14 @@ class FitResult:
     checkpoint: str | None = None
     best_checkpoint: str | None = None
     acted: Mapping[str, tuple[int, str]] = attrs.field(factory=dict)
+    fit: Fit | None = None
 
     def __repr__(self) -> str:
         """Return the table."""
         return printable("\n".join(aligned(self._rows())))
 
     def _repr_html_(self) -> str:  # the method that notebooks call
-        return html_table(self._rows(), left=2)
+        return html_table(self._rows(), left=2) + ("" if self.fit is None else loss_curve([self.fit]))
 
     def _rows(self) -> list[tuple[str, str]]:
         speed = f", {self.steps / self.seconds:.1f} per second" if self.steps and self.seconds else ""
@@ -73,6 +76,7 @@ class FitResult:
             "steps": f"{self.steps}{speed}",
             "clock": ", ".join(f"{unit.name.lower()} {self.timestamp.count(unit)}" for unit in units),
             "seconds": f"{self.seconds:.4g}",
+            **({} if self.fit is None else self.fit.rows()),
             "checkpoint": self.checkpoint,
             "best": self.best_checkpoint,
             "algorithms": ", ".join(f"{name} {count} {unit}" for name, (count, unit) in self.acted.items()) or None,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
+from array import array
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,7 @@ class Run:
     Attributes:
         end: The end that the call of ``fit`` has set; an algorithm or a callback may end the training before.
         losses: The losses of the last batch, their means over all processes.
+        past_losses: The totals of all batches, up to the end of the last epoch, and at the end of the run.
     """
 
     def __init__(
@@ -89,7 +91,8 @@ class Run:
         self.step = self.gradients.step
         self._totals = GlobalBatch()  # of the last batch
         self.losses: Mapping[str, Tensor] = {}
-        self._epoch_losses: list[Tensor] | None = []  # the totals, until a warning of NaN
+        self._new_losses: list[Tensor] = []  # the totals of the batches since the last end of an epoch
+        self.past_losses, self._warns_of_nan = array("f"), True
 
     @property
     def has_ended_early(self) -> bool:
@@ -153,10 +156,10 @@ class Run:
         if self.parallel.is_connected and losses:
             self.losses = losses = self.parallel.reduce_mean(losses)
             self.state.total_loss = losses["total"]
-        if self._epoch_losses is not None and "total" in losses:
-            self._epoch_losses.append(losses["total"])
-            if len(self._epoch_losses) == _MOST_LOSSES:  # a tensor for each batch of a long epoch would take memory
-                self._epoch_losses = [torch.hstack(self._epoch_losses)]
+        if "total" in losses:
+            self._new_losses.append(losses["total"])
+            if len(self._new_losses) == _MOST_LOSSES:  # a tensor for each batch of a long epoch would take memory
+                self._new_losses = [torch.hstack(self._new_losses)]
         self.state.total_loss_dict = LoggedLosses(losses)
         if not self.engine.logger.is_heard:
             return
@@ -250,14 +253,15 @@ class Run:
             log_train_metrics(self.state, self.engine.logger)
 
     def warn_of_nan(self) -> None:
-        """Warn once if the last loss is not a number or no label counts; after epochs, as it waits for the device."""
-        if not self._epoch_losses:
+        """Read the losses, after epochs, as it waits; warn once if the last one is not a number or no label counts."""
+        losses, self._new_losses = torch.hstack(self._new_losses or [torch.empty(0)]), []
+        self.past_losses.extend(losses.tolist())
+        if not (len(losses) and self._warns_of_nan):
             return
-        losses = torch.hstack(self._epoch_losses)
         count = getattr(self.state.model, "count_loss_terms", None)
         terms = count(self.state.batch) if callable(count) and not losses.any() else None
         is_nan, is_empty = bool(losses[-1].isnan()), terms is not None and not terms
-        self._epoch_losses = None if is_nan or is_empty else []
+        self._warns_of_nan = not (is_nan or is_empty)
         if is_empty:
             warnings.warn(
                 "The training loss is 0 in all batches, because no label counts: all are ignored (ignore_index).",

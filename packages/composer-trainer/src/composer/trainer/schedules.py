@@ -224,14 +224,16 @@ class TrainingSchedule:
     def end(self, state: State, duration: Time | None) -> Time:
         """Return the clock after ``duration`` more, or at the end of the training; after a part, of all of it.
 
+        A part that a signal has stopped is completed if it ends after the training.
+
         Raises:
             ValueError: There is neither a duration nor a ``max_duration``.
         """
         if duration is not None:
             return state.timestamp.get(duration.unit) + duration
         # After a part that nothing has ended early, the training continues to its own end.
-        is_after_part = state.max_duration is self.end_of_part
-        end = self.max_duration if is_after_part and self.max_duration is not None else state.max_duration
+        end, own = state.max_duration, self.max_duration
+        end = own if end is self.end_of_part and own is not None and not state.has_reached(own) else end
         if end is None:
             raise ValueError("There is no duration: give max_duration to the Trainer or duration to fit().")
         return end

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from composer.distributed import all_reduce_min, any_rank, get_world_size
 from composer.distributed.samplers import END
+from composer.loggers.interruption import without_traceback
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -90,7 +91,8 @@ class StopSignals:
         if self.has_stopped and self.received is not None:
             if not callable(handler):
                 raise SystemExit(128 + self.received) from None
-            handler(self.received, None)
+            with without_traceback():
+                handler(self.received, None)
 
     def check(self) -> None:
         """Raise :class:`Stopped` in all processes if one has received a signal; all must call it."""

@@ -25,6 +25,7 @@ from composer.core import (
 from composer.export.inference import Transform, export_for_inference
 from composer.functional.checks import check_flags, check_subset
 from composer.loggers.hyperparameters import given_arguments
+from composer.loggers.interruption import report_interruption
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import (
     EvalData,
@@ -351,10 +352,13 @@ class Trainer(Assembly):
     def _train(self, run: Run) -> tuple[Mapping[str, torch.Tensor], str]:
         # torchrun sends a SIGTERM to the other processes when one has exited.
         self.engine.forget_plan()
+        self._fits.begin(self.state, self._schedule.schedulers, run.past_losses)
         with self._stopped_by(run.signals):
             train(run)
             losses, reason = run.losses, reason_of_end(run)
-            self._report_interruption(reason, run)
+            self._fits.end(self.state, reason)
+            if run.signals.is_agreed:
+                report_interruption(self.state, reason, self._savers)
             return losses, reason
 
     @suggests_names

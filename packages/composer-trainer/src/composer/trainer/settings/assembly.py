@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import os
 import time
 import weakref
@@ -24,12 +23,12 @@ from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes
 from composer.core import Engine, Event, Logger, Precision
 from composer.core.checks import as_list
-from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import all_gather_object, broadcast_model, from_rank_zero, initialize_dist
 from composer.distributed.meta import is_on_meta
 from composer.foreign.pt_files import SUFFIX, save_as_files, save_in_one_file
 from composer.functional.checks import check_flags
 from composer.functional.dtensors import is_sharded
+from composer.loggers.fits import Fits
 from composer.loggers.hyperparameters import hyperparameters, plain_settings
 from composer.trainer.optimization import default_optimizer, move_state
 from composer.trainer.reproducibility import configure_deterministic_mode
@@ -39,11 +38,8 @@ from composer.trainer.settings.compute import check_microbatch_size
 from composer.trainer.stopping import agree_on_stop
 
 if TYPE_CHECKING:
-    from composer.trainer.run import Run
     from composer.trainer.settings.groups import Settings
     from composer.trainer.stopping import StopSignals
-
-_log = logging.getLogger(__name__)
 
 
 class Assembly:
@@ -73,7 +69,7 @@ class Assembly:
         self._parallel.activate()
         initialize_dist(compute.device, settings.processes.dist_timeout)
         check_same_precision(compute.precision)
-        self.local_hparams = plain_settings(given)
+        self.local_hparams, self._fits = plain_settings(given), Fits()
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
         # A model without parameters can be evaluated, and needs no optimizer.
@@ -204,21 +200,8 @@ class Assembly:
             next(reversed(self.saved_checkpoints), None),
             self.best_checkpoint,
             self.engine.explain().acted,
+            self._fits.calls[-1] if steps else None,
         )
-
-    def _report_interruption(self, reason: str, run: Run) -> None:
-        """Log where a training can be continued, if a signal has stopped it."""
-        if not run.signals.is_agreed or self.state.rank:
-            return
-        path = next(reversed(self.saved_checkpoints), None)
-        if path is None:
-            how = "There is no checkpoint to continue from: save_folder, run_name and autoresume=True save one"
-        elif any(saver.continues for saver in self._savers):
-            how = f"The checkpoint is {path}; start the same program again to continue"
-        else:
-            how = f"The checkpoint is {path}; to continue, start the program with load_path={path!r}"
-        batch = int(self.state.timestamp.batch)
-        _log.warning("The training was %s after batch %d. %s.", reason, batch, without_secret_urls(how))
 
     def close(self) -> None:
         """Close callbacks and loggers, once, and stop the loader's workers; the trainer cannot be used afterwards."""
@@ -242,6 +225,9 @@ class Assembly:
             f"Trainer({type(state.model).__name__} with {num_parameters:,} parameters, run_name={state.run_name!r}, "
             f"device='{state.device}', at epoch {int(clock.epoch)}, batch {int(clock.batch)}{until})"
         )
+
+    def _repr_html_(self) -> str:  # the method that notebooks call
+        return self._fits.to_html(repr(self), final_metrics(self.state, {}), self.engine.explain().acted)
 
     def __enter__(self) -> Self:
         """Return the trainer."""
