@@ -111,7 +111,7 @@ def test_interrupt_of_two_processes(tmp_path, number, status):
     ) as process:
         assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
         process.send_signal(number)
-        _, errors = process.communicate(timeout=90)
+        _, errors = process.communicate(timeout=240)
 
     assert process.returncode == status, errors
     assert "Traceback" not in errors
