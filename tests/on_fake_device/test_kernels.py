@@ -62,7 +62,8 @@ ON_MODELS = {
 }
 NOT_HERE = {
     "of samples, on the CPU": """AlternatingFlip AugmentAndMixTransform ColOutTransform RandAugmentTransform augmix
-        augmix_image check_packing collate_packed colout pack_documents pack_lengths randaugment randaugment_image""",
+        augmix_image check_packing collate_packed collate_pairs colout pack_documents pack_lengths randaugment
+        randaugment_image tokenize_chat""",
     "draws on the CPU": """draw_augmentation draw_augmix draw_beta draw_box draw_corner draw_cutmix_box draw_holes
         draw_infobatch_weights draw_kept draw_mixing draw_randaugment""",
     "types of values": """AugMixDraws AugmentationDraws AugmentedBatch CutMixBatch MixUpBatch RandAugmentDraws
@@ -71,6 +72,7 @@ NOT_HERE = {
         power_ema_smoothing replace_module_classes set_drop_rates should_selective_backprop
         update_params_in_optimizer""",
     "by singular values, which are zeros here": "factorize_conv2d factorize_matrix",
+    "by ids, which are zeros here": "count_documents count_real_tokens split_documents split_image_batch",
     "in test_trainer.py": "SAMOptimizer",
 }
 WITHOUT_TENSORS = {"check_for_index_targets", "infer_target_type"}

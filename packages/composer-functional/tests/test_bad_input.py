@@ -34,6 +34,9 @@ SURGERY = [(NO_MODEL,), (None,)]
 
 ROW = cf.pack_documents([torch.arange(3), torch.arange(2)], 8)
 PACKED = cf.collate_packed([ROW])
+FLAT = {"input_ids": torch.arange(5)[None], "position_ids": torch.tensor([[0, 1, 2, 0, 1]])}
+PICTURED = {"input_ids": torch.tensor([[5, 5, 1], [1, 5, 5]]), "pixel_values": torch.rand(2, 3, 8, 8)}
+PAIR = {"chosen": {"input_ids": IDS, "labels": IDS}, "rejected": {"input_ids": IDS, "labels": IDS}}
 
 BAD = {
     "add_document_mask": [(TOKENS,), (IDS, "mask"), (PACKED, "masks"), (TOKENS, "cu_seqlens")],
@@ -125,6 +128,19 @@ BAD = {
     "check_for_index_targets": [("cat",), ([0, 1],)],
     "check_packing": [(NO_MODEL, PACKED), (MODEL, TOKENS), (MODEL, IDS), (MODEL, PACKED, "masks")],
     "collate_packed": [([IDS],), ([TOKENS],)],
+    "collate_pairs": [([IDS],), ([{"chosen": TOKENS}],), ([PAIR], "0")],
+    "count_documents": [(IDS,), ({},), (TOKENS,), ({"input_ids": IDS[None]},)],
+    "count_real_tokens": [(IDS,), ({"labels": IDS},)],
+    "split_documents": [(IDS, 1), (TOKENS, 1), (FLAT, 0), (FLAT, 1.5)],
+    "split_image_batch": [
+        (IDS, 1, 5),
+        (PICTURED, 0, 5),
+        (PICTURED, 1, "<image>"),
+        (PICTURED, 1, 6),
+        (PICTURED | {"pixel_values_videos": IMAGES}, 1, 5),
+        (PICTURED | {"mask": torch.ones(3)}, 1, 5),
+    ],
+    "tokenize_chat": [("hello", None), ([{"role": "user"}], None), ([], None), ([], None, "first")],
     "colout": [(-0.1,), (0.1, 1.0), (0.1, NAN), (0.1, 0.1, "sometimes")],
     "blur_2d": [(IDS,), (LOGITS,), (IMAGES, 4), (IMAGES, 3, "2"), (IMAGES, named(filter=torch.ones(2, 1, 3, 3)))],
     "colout_batch": [
@@ -384,6 +400,17 @@ def packable():
     return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=8, use_cache=False))
 
 
+def words():
+    """Return a minimal tokenizer with a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({"user": 0, "assistant": 1, "hello": 2}))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    template = "{% for one in messages %}{{ one.role + ' ' }}{% endfor %}"
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template)
+
+
 def stochastic():
     """Return a model with stochastic blocks."""
     model = nn.Sequential(nn.Sequential(nn.Identity()))
@@ -397,6 +424,12 @@ VALID = {
     "add_document_mask": lambda: {"batch": PACKED},
     "check_packing": lambda: {"model": packable(), "batch": PACKED},
     "collate_packed": lambda: {"rows": [ROW]},
+    "collate_pairs": lambda: {"pairs": [PAIR]},
+    "count_documents": lambda: {"batch": FLAT},
+    "count_real_tokens": lambda: {"batch": TOKENS},
+    "split_documents": lambda: {"batch": FLAT, "microbatch_size": 1},
+    "split_image_batch": lambda: {"batch": PICTURED, "microbatch_size": 1, "image_token_id": 5},
+    "tokenize_chat": lambda: {"chat": [{"role": "user"}, {"role": "assistant"}], "tokenizer": words()},
     "pack_documents": lambda: {"documents": [IDS], "length": 8},
     "pack_lengths": lambda: {"lengths": [3, 2], "length": 8},
     "AlibiBias": lambda: {"num_heads": 4},

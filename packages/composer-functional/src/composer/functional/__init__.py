@@ -81,6 +81,8 @@ from composer.functional.surgery.replace import (
 from composer.functional.surgery.squeeze_excite import apply_squeeze_excite
 from composer.functional.surgery.stochastic_depth import apply_stochastic_depth, set_drop_rates
 from composer.functional.surgery.weight_standardization import apply_weight_standardization
+from composer.functional.training.batches import count_documents, count_real_tokens, split_documents, split_image_batch
+from composer.functional.training.chat import collate_pairs, tokenize_chat
 from composer.functional.training.distillation import distillation_loss
 from composer.functional.training.ema import compute_ema, update_averages
 from composer.functional.training.gradient_clipping import apply_gradient_clipping
@@ -169,13 +171,16 @@ __all__ = [
     "check_for_index_targets",
     "check_packing",
     "collate_packed",
+    "collate_pairs",
     "colout",
     "colout_batch",
     "compute_ema",
     "compute_swa",
     "contrastive_loss",
+    "count_documents",
     "count_layers_to_freeze",
     "count_module_instances",
+    "count_real_tokens",
     "cutmix",
     "cutmix_batch",
     "cutout_batch",
@@ -221,8 +226,11 @@ __all__ = [
     "smooth_labels",
     "soft_cross_entropy",
     "softcap",
+    "split_documents",
+    "split_image_batch",
     "standardize_weight",
     "take_samples",
+    "tokenize_chat",
     "unfreeze_layers",
     "update_averages",
     "update_params_in_optimizer",

@@ -14,6 +14,7 @@ from composer.models.detector import (
 from composer.models.huggingface import HuggingFaceModel, write_huggingface_pretrained_from_composer_checkpoint
 from composer.models.initializers import Initializer
 from composer.models.mmdet import MMDetModel
+from composer.models.preference import PreferenceModel
 from composer.models.regressor import ComposerRegressor
 from composer.models.segmenter import ComposerSegmenter
 from composer.models.timm import composer_timm
@@ -29,6 +30,7 @@ __all__ = [
     "HuggingFaceModel",
     "Initializer",
     "MMDetModel",
+    "PreferenceModel",
     "collate_detection",
     "composer_timm",
     "composer_torchvision",
