@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
 from check_size import code_lines
 
 pytest.importorskip("sklearn", reason="it has the data of the programs")
 
-from sklearn import metrics as sklearn_metrics
+from sklearn import metrics as sk
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = sorted((ROOT / "examples/tasks").glob("*.py"))
@@ -45,15 +47,182 @@ class TestEachProgram:
         assert f"(../../examples/tasks/{path.name})" in (ROOT / "docs/guides/tasks.md").read_text()
 
 
-def check_one_label(result):
-    """Accuracy and cross entropy are those of scikit-learn, and most digits are recognized."""
-    probabilities, targets, found = result["probabilities"], result["targets"], result["metrics"]
+def parts_of(result, *names):
+    """Return parts of a result as NumPy's arrays, and the metrics as numbers."""
+    metrics = {name: value.item() for name, value in result["metrics"].items()}
+    return *(result[name].numpy() for name in names), metrics
 
-    accuracy = sklearn_metrics.accuracy_score(targets, probabilities.argmax(dim=1))
+
+def check_one_label(result):
+    """Accuracy and cross entropy are those of scikit-learn and NumPy, and most digits are recognized."""
+    probabilities, targets, metrics = parts_of(result, "probabilities", "targets")
+
+    accuracy = sk.accuracy_score(targets, probabilities.argmax(1))
     assert accuracy > 0.9
-    assert found["MulticlassAccuracy"].item() == pytest.approx(accuracy)
-    of_targets = probabilities.numpy()[range(len(targets)), targets.numpy()]
-    assert found["CrossEntropy"].item() == pytest.approx(-np.log(of_targets).mean(), rel=1e-4)
+    assert metrics["MulticlassAccuracy"] == pytest.approx(accuracy)
+    assert metrics["CrossEntropy"] == pytest.approx(-np.log(probabilities[range(len(targets)), targets]).mean(), 1e-4)
+
+
+def check_several_labels(result):
+    """Accuracy and F1 scores are those of scikit-learn, at the thresholds 0.5 and at the tuned ones."""
+    scores, predicted, targets, metrics = parts_of(result, "scores", "predicted", "targets")
+
+    assert metrics["MultilabelAccuracy"] == pytest.approx((targets == (scores > 0)).mean())
+    assert metrics["MultilabelF1Score"] == pytest.approx(sk.f1_score(targets, scores > 0, average="macro"))
+    assert metrics["tuned"] == pytest.approx(sk.f1_score(targets, predicted, average="macro"))
+    assert min(metrics.values()) > 0.85
+    assert (predicted != (scores > 0)).any()
+
+
+def check_ordinal(result):
+    """Probabilities add up to 1, and Cohen's kappa with quadratic weights is that of scikit-learn."""
+    probabilities, targets, metrics = parts_of(result, "probabilities", "targets")
+
+    np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-4)
+    kappa = sk.cohen_kappa_score(targets, probabilities.argmax(1), weights="quadratic")
+    assert metrics["MulticlassCohenKappa"] == pytest.approx(kappa, rel=1e-5)
+    assert kappa > 0.5
+
+
+def check_rare_class(result):
+    """Class weights and the sampler find the rare class, by metrics that are scikit-learn's."""
+    balanced = {}
+    for name, one in result.items():
+        scores, targets, metrics = parts_of(one, "scores", "targets")
+        balanced[name] = sk.balanced_accuracy_score(targets, scores > 0)
+        assert metrics["balanced accuracy"] == pytest.approx(balanced[name])
+        assert metrics["precision"] == pytest.approx(sk.average_precision_score(targets, scores), rel=1e-5)
+
+    assert balanced["plain"] < 0.7 < 0.85 < min(balanced["weights"], balanced["sampler"])
+
+
+def check_regression(result):
+    """The mean absolute error and R2 are those of scikit-learn."""
+    predictions, targets, metrics = parts_of(result, "predictions", "targets")
+
+    assert metrics["MeanAbsoluteError"] == pytest.approx(sk.mean_absolute_error(targets, predictions))
+    assert metrics["R2Score"] == pytest.approx(sk.r2_score(targets, predictions), rel=1e-4)
+    assert metrics["R2Score"] > 0.4
+
+
+def check_several_heads(result):
+    """Each head has the metrics of its targets by scikit-learn, and the total is the sum of the weighted losses."""
+    metrics = {}
+    for name, predictions in result["predictions"].items():
+        targets = result["targets"][name]
+        metrics[f"{name}/MAE"] = sk.mean_absolute_error(targets, predictions)
+        metrics[f"{name}/R2"] = sk.r2_score(targets, predictions)
+
+    assert {name: value.item() for name, value in result["metrics"].items()} == pytest.approx(metrics, rel=1e-4)
+    assert len(metrics) == 6
+    assert metrics["ldl/R2"] > 0.9
+    logged = {name.removeprefix("loss/train/"): float(value) for name, value in result["logged"].items()}
+    total = logged.pop("total")
+    assert sorted(logged) == ["glucose", "ldl", "progression"]
+    assert total == pytest.approx(sum(logged.values()), rel=1e-5)
+
+
+def check_segmentation(result):
+    """The overlaps are scikit-learn's scores of the pixels that are not ignored."""
+    masks, targets, metrics = parts_of(result, "masks", "targets")
+
+    pixels = targets[targets >= 0], masks[targets >= 0]
+    assert metrics["MIoU"] == pytest.approx(100 * sk.jaccard_score(*pixels, average="macro"), rel=1e-5)
+    assert metrics["Dice"] == pytest.approx(sk.f1_score(*pixels, average="macro"), rel=1e-5)
+    assert metrics["Dice"] > 0.85
+    assert (targets < 0).mean() == 0.25
+
+
+def check_binary_segmentation(result):
+    """The overlaps are scikit-learn's scores of the pixels that are not ignored, with both losses."""
+    for one in result.values():
+        masks, targets, metrics = parts_of(one, "masks", "targets")
+        pixels = targets[targets >= 0], masks[targets >= 0]
+        assert metrics["BinaryJaccardIndex"] == pytest.approx(sk.jaccard_score(*pixels), rel=1e-5)
+        assert metrics["Dice"] == pytest.approx(sk.f1_score(*pixels, average="macro"), rel=1e-5)
+        assert metrics["BinaryJaccardIndex"] > 0.75
+
+    assert (result["Dice"]["masks"] != result["cross entropy"]["masks"]).any()
+
+
+def check_detection(result):
+    """The average precision is that of the definition, in NumPy, and each image has its own boxes."""
+    found, targets = result["found"], result["targets"]
+
+    assert len(found) == len(targets) == 16
+    assert [len(target["boxes"]) for target in targets[:4]] == [0, 1, 2, 0]
+    expected = average_precision(found, targets, 0.5)
+    assert result["metrics"]["MAP/map_50"].item() == pytest.approx(expected, abs=1e-6)
+    assert expected > 0.1
+
+
+def average_precision(found, targets, least):
+    """Return the mean of the precisions at 101 recalls (arXiv:1405.0312) for one class and an overlap of ``least``."""
+    guesses = [
+        (score, place, box)
+        for place, one in enumerate(found)
+        for score, box in sorted(zip(one["scores"].tolist(), one["boxes"].tolist(), strict=True), reverse=True)[:100]
+    ]
+    free = [target["boxes"].tolist() for target in targets]
+    count, hits = sum(map(len, free)), []
+    for _, place, box in sorted(guesses, key=lambda guess: -guess[0]):
+        overlaps = [overlap(box, other) for other in free[place]]
+        hits.append(bool(overlaps) and max(overlaps) >= least)
+        if hits[-1]:
+            free[place].pop(int(np.argmax(overlaps)))
+    right = np.cumsum(hits)
+    precision = np.maximum.accumulate((right / np.arange(1, len(hits) + 1))[::-1])[::-1]
+    recalls = torch.linspace(0, 1, 101).double()  # as torchmetrics rounds them
+    places = np.searchsorted(right / count, recalls)
+    return np.append(precision, 0)[np.minimum(places, len(hits))].mean()
+
+
+def overlap(box, other):
+    """Return the intersection over the union of two boxes."""
+    (left, top, right, bottom), (x1, y1, x2, y2) = box, other
+    common = max(0, min(right, x2) - max(left, x1)) * max(0, min(bottom, y2) - max(top, y1))
+    return common / ((right - left) * (bottom - top) + (x2 - x1) * (y2 - y1) - common)
+
+
+def check_sequences(result):
+    """Accuracy and cross entropy are those of scikit-learn and torch, and most lines are recognized."""
+    accuracy = sk.accuracy_score(result["targets"], result["scores"].argmax(dim=1))
+
+    assert result["metrics"]["MulticlassAccuracy"].item() == pytest.approx(accuracy)
+    cross_entropy = functional.cross_entropy(result["scores"].double(), result["targets"])
+    assert result["metrics"]["CrossEntropy"].item() == pytest.approx(cross_entropy.item(), rel=1e-4)
+    assert accuracy > 0.7
+
+
+def check_time_series(result):
+    """The errors are those of NumPy, and not much larger than the noise."""
+    predictions, targets, metrics = parts_of(result, "predictions", "targets")
+
+    assert predictions.shape == targets.shape == (273, 4)
+    assert metrics["MeanAbsoluteError"] == pytest.approx(np.abs(predictions - targets).mean(), rel=1e-5)
+    assert metrics["MeanSquaredError"] == pytest.approx(np.square(predictions - targets).mean(), rel=1e-5)
+    assert metrics["MeanAbsoluteError"] < 0.15  # that of the noise has 0.08
+
+
+def check_table(result):
+    """The errors are those of scikit-learn, and smaller than those of the mean."""
+    predictions, targets, metrics = parts_of(result, "predictions", "targets")
+
+    assert metrics["MeanAbsoluteError"] == pytest.approx(sk.mean_absolute_error(targets, predictions), rel=1e-5)
+    assert metrics["MeanSquaredError"] == pytest.approx(sk.mean_squared_error(targets, predictions), rel=1e-5)
+    assert metrics["MeanSquaredError"] < 0.7 * targets.var()
+
+
+def check_k_fold(result):
+    """Each row has a prediction, and the errors of the folds, weighted by rows, are the error of all rows."""
+    predictions, targets = result["predictions"], result["targets"]
+
+    assert len(result["metrics"]) == 5
+    sizes = [89, 89, 88, 88, 88]
+    errors = [one["MeanSquaredError"].item() for one in result["metrics"]]
+    expected = sk.mean_squared_error(targets, predictions)  # an error for NaN
+    assert np.average(errors, weights=sizes) == pytest.approx(expected, rel=1e-5)
+    assert expected < 0.7
 
 
 def check_contrastive(result):
@@ -119,8 +288,8 @@ def check_fine_tuning(result):
     state, targets = result["state"], result["targets"]
     (inputs, labels), (frozen, other) = result["test"], [state.model.module[place][1] for place in (0, 1)]
 
-    of_averages = sklearn_metrics.accuracy_score(targets, result["scores"].argmax(dim=1))
-    of_weights = sklearn_metrics.accuracy_score(labels, state.model.module.eval()(inputs).argmax(dim=1))
+    of_averages = sk.accuracy_score(targets, result["scores"].argmax(dim=1))
+    of_weights = sk.accuracy_score(labels, state.model.module.eval()(inputs).argmax(dim=1))
     assert result["metrics"]["ema"]["MulticlassAccuracy"].item() == pytest.approx(of_averages)
     assert result["metrics"]["raw"]["MulticlassAccuracy"].item() == pytest.approx(of_weights)
     assert of_averages != of_weights

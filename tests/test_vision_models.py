@@ -9,11 +9,14 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import accuracy_score, jaccard_score
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision.models.detection import RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from composer import DataSpec, Evaluator, Trainer
 from composer.algorithms import EMA, ChannelsLast, LabelSmoothing, MixUp
 from composer.loggers import InMemoryLogger
 from composer.models import (
+    ComposerDetector,
     Initializer,
     collate_detection,
     composer_timm,
@@ -205,22 +208,26 @@ class TestDetection:
         assert "metrics/eval/MAP/map_50" in logged
         assert int(trainer.state.timestamp.sample) == 3 * 8
 
-    def test_a_loader_of_lists_is_explained(self):
-        """Without a function that counts the samples of a batch, the error names the class to wrap the loader with."""
-        model = composer_torchvision(
-            "fasterrcnn_mobilenet_v3_large_320_fpn", num_classes=3, weights_backbone=None, min_size=SIZE, max_size=SIZE
-        )
+    def test_usual_batches_need_no_functions(self):
+        """Tuples of images and targets are counted and split by images, also without boxes; any split is one step."""
+        weights = []
+        for size in (None, 1, 2):
+            torch.manual_seed(0)
+            backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 8, stride=8), torch.nn.ReLU())
+            backbone.out_channels = 8
+            anchors = AnchorGenerator(((16,),), ((1.0,),))
+            network = RetinaNet(backbone, 3, min_size=SIZE, max_size=SIZE, anchor_generator=anchors).double()
+            samples = [(image.double(), target) for image, target in objects(3).dataloader.dataset]
+            empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
+            samples[1] = samples[1][0], empty  # three channels in each of three images
+            loader = DataLoader(samples, batch_size=3, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))
 
-        with pytest.raises(ValueError, match=r"DataSpec\(loader, get_num_samples_in_batch="):
-            fit(model, objects(4).dataloader, "1ba")
+            model = ComposerDetector(network)
+            trainer, _, _ = fit(model, loader, "1ba", device_train_microbatch_size=size, eval_dataloader=loader)
 
+            assert int(trainer.state.timestamp.sample) == 3
+            assert len(trainer.predict(loader, join=True)) == 3
+            weights.append([parameter.detach() for parameter in model.parameters()])
 
-class TestSpecification:
-    def test_timm_block(self):
-        """The line of the page, with a small model and without a download, creates a model that trains."""
-        timm_model = composer_timm(model_name="resnet10t", pretrained=False)
-
-        _, losses, _ = fit(timm_model, digits(0, 32), "1ep")
-
-        assert timm_model.num_classes == 1000
-        assert len(losses) == 2
+        torch.testing.assert_close(weights[0], weights[1])
+        torch.testing.assert_close(weights[0], weights[2])

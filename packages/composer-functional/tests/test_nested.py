@@ -67,6 +67,14 @@ class TestJoin:
 
         assert [len(one["boxes"]) for one in joined] == [2, 0, 1]
 
+    def test_boxes_of_miscounted_images(self):
+        """Boxes of images stay apart if lists of images were counted by their channels."""
+        parts = [[{"boxes": torch.full((1, 4), index)} for index in (first, first + 1)] for first in (0, 2)]
+
+        joined = join(parts, [3, 3])
+
+        assert [one["boxes"][0, 0].item() for one in joined] == [0, 1, 2, 3]
+
     def test_ragged(self):
         """Tensors of different lengths become a list with that of each sample, in order."""
         joined = join([torch.zeros(2, 5, 3), torch.ones(1, 4, 3)], [2, 1])

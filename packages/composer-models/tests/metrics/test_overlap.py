@@ -89,6 +89,16 @@ def _reference_of_dice(guesses, truths):
 
 
 class TestDice:
+    def test_ignored_pixels(self):
+        """Pixels with the id to ignore do not count."""
+        guess, target = _masks(seed=0)
+        metric = Dice(num_classes=4, ignore_index=255)
+
+        metric.update(guess, target.index_fill(1, torch.tensor(0), 255))
+
+        counted = target[:, 1:].flatten(), guess[:, 1:].flatten()
+        assert metric.compute().item() == pytest.approx(f1_score(*counted, average="macro"), rel=1e-6)
+
     def test_equals_scikit_learn_and_torchmetrics(self):
         """The value is the macro average of the F1 scores."""
         guess, target = _masks(seed=0)

@@ -182,11 +182,21 @@ class TestForwardAndLoss:
         """The error states what to do, for several scores and for one."""
         with pytest.raises(ValueError, match=r"takes targets of shape \(5, 3\)\. Omit loss_fn for class ids\.$"):
             _classifier(loss_fn=loss_fn).loss(torch.rand(5, 3), (None, torch.zeros(5)))
-        for outputs, target in (((5, 1), (5,)), ((5,), (5, 1))):
-            with pytest.raises(ValueError, match=r"Omit loss_fn, as one score has .* or return scores") as caught:
-                _classifier(loss_fn=loss_fn).loss(torch.rand(outputs), (None, torch.zeros(target)))
-            assert str(caught.value).endswith(f"shape {target}.")
-            assert "Class ids" not in str(caught.value)
+        with pytest.raises(ValueError, match=r"Omit loss_fn, as one score has .* or return scores") as caught:
+            _classifier(loss_fn=loss_fn).loss(torch.rand(5), (None, torch.zeros(5, 1)))
+        assert str(caught.value).endswith("shape (5, 1).")
+        assert "Class ids" not in str(caught.value)
+
+    def test_binary_loss_of_one_score(self):
+        """Scores (5, 1) fit class ids (5,), with a weight of the positive class."""
+        outputs, labels = torch.randn(5, 1), torch.tensor([0, 1, 1, 0, 1])
+        weighted = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0))
+
+        loss = _classifier(loss_fn=weighted).loss(outputs, (None, labels))
+
+        log_odds = outputs[:, 0]
+        expected = -(3 * labels * log_odds.sigmoid().log() + (1 - labels) * (-log_odds).sigmoid().log()).mean()
+        torch.testing.assert_close(loss, expected)
 
     @pytest.mark.parametrize(
         "loss_fn",

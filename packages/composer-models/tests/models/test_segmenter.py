@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from sklearn.metrics import jaccard_score
+from sklearn.metrics import f1_score, jaccard_score
 from torch import nn
 from torch.nn import functional as F
+from torchmetrics.classification import BinaryJaccardIndex
 
 from composer.loss import DiceLoss
-from composer.metrics import CrossEntropy, MIoU
-from composer.models import ComposerClassifier, ComposerSegmenter
+from composer.metrics import CrossEntropy, Dice, MIoU
+from composer.models import ComposerSegmenter
 from fixtures.models import TwoHeads
 
 IMAGES = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -154,7 +155,7 @@ class TestBadInput:
         ("module", "num_classes", "sentence"),
         [
             (nn.Identity(), None, "cannot be inferred from the module"),
-            (nn.Conv2d(3, 1, 1), None, "num_classes must be at least 2, got 1. The background is a class too"),
+            (nn.Conv2d(3, 1, 1), 1, "num_classes must be at least 2, got 1. The background is a class too"),
             (nn.Conv2d(3, 3, 1), 0, "num_classes must be at least 2, got 0"),
         ],
     )
@@ -200,20 +201,50 @@ def test_several_classes_of_a_pixel():
         model.update_metric((IMAGES, masks), model(IMAGES), model.get_metrics(is_train=True)["MIoU"])
 
 
-def test_one_score_of_each_pixel():
-    """The error names the model for it, whose MIoU is that of both classes."""
-    net, masks = nn.Conv2d(3, 1, 1), MASKS.clamp(max=1)
-    with pytest.raises(ValueError, match=r"use ComposerClassifier\(module, 2, val_metrics=MIoU\(2\)\)"):
-        ComposerSegmenter(net)
-    one_score = ComposerSegmenter(net, 2)
-    with pytest.raises(ValueError, match=r"Set ignore_index= for another\. For one score of each pixel use Composer"):
-        one_score.loss(one_score((IMAGES, masks)), (IMAGES, masks))
+class TestOneScore:
+    """Modules with one score for each pixel, the logit of class 1."""
 
-    model = ComposerClassifier(net, 2, train_metrics=[], val_metrics=MIoU(2))
-    scores, metric = model((IMAGES, masks)), model.get_metrics()["MIoU"]
-    model.update_metric((IMAGES, masks), scores, metric)
+    masks = MASKS.clamp(max=1).index_fill(1, torch.tensor(0), -1)
 
-    expected = F.binary_cross_entropy_with_logits(scores, masks.unsqueeze(1).float())
-    torch.testing.assert_close(model.loss(scores, (IMAGES, masks)), expected)
-    found = (scores > 0).long().flatten()
-    assert metric.compute() == pytest.approx(100 * jaccard_score(masks.flatten(), found, average="macro"))
+    def model(self, **settings):
+        return ComposerSegmenter(nn.Conv2d(3, 1, 1), **settings)
+
+    def test_loss_is_the_binary_cross_entropy_of_counted_pixels(self):
+        """Ignored pixels have no loss, and are not counted."""
+        model, batch = self.model(), (IMAGES, self.masks)
+        scores = model(batch)
+
+        expected = F.binary_cross_entropy_with_logits(scores[:, 0, 1:], self.masks[:, 1:].float())
+        torch.testing.assert_close(model.loss(scores, batch), expected)
+        assert model.num_classes == 2
+        assert model.count_loss_terms(batch) == 2 * 5 * 6
+
+    def test_losses_of_its_own(self):
+        """The Dice loss with a softmax equals that with a sigmoid of both classes, and torch's loss takes weights."""
+        batch, positive = (IMAGES, self.masks), torch.tensor(2.0)
+        dice, weighted = self.model(loss_fn=DiceLoss(softmax=True)), self.model(loss_fn=nn.BCEWithLogitsLoss(positive))
+        scores = dice(batch)
+
+        both = torch.cat([-scores, scores], dim=1)
+        torch.testing.assert_close(dice.loss(scores, batch), DiceLoss(sigmoid=True)(both, self.masks))
+        labels = self.masks.clamp(min=0)
+        expected = F.binary_cross_entropy_with_logits(scores[:, 0], labels.float(), positive)
+        torch.testing.assert_close(weighted.loss(scores, (IMAGES, labels)), expected)
+
+    def test_metrics(self):
+        """Metrics of classes and binary ones are scikit-learn's scores of the counted pixels."""
+        metrics = [MIoU(2), Dice(2, ignore_index=-1), CrossEntropy(-1), BinaryJaccardIndex(ignore_index=-1)]
+        model, batch = self.model(val_metrics=metrics), (IMAGES, self.masks)
+        scores = model.eval_forward(batch)
+        found = model.get_metrics()
+        for metric in found.values():
+            model.update_metric(batch, scores, metric)
+
+        pixels = self.masks[:, 1:].flatten(), (scores[:, 0, 1:] > 0).long().flatten()
+        expected = {
+            "MIoU": 100 * jaccard_score(*pixels, average="macro"),
+            "Dice": f1_score(*pixels, average="macro"),
+            "CrossEntropy": model.loss(scores, batch).item(),
+            "BinaryJaccardIndex": jaccard_score(*pixels),
+        }
+        assert {name: metric.compute().item() for name, metric in found.items()} == pytest.approx(expected)

@@ -110,6 +110,22 @@ class TestSplitBatch:
         assert [part["boxes"] for part in (first, *rest)] == [(one,) for one in boxes]
         assert first["all"] == "text"
 
+    @pytest.mark.parametrize("kind", [tuple, list])
+    @pytest.mark.parametrize("boxes", [[0, 1, 2], [3, 3, 3], [2, 2, 2]])
+    def test_images_with_boxes(self, kind, boxes):
+        """Images and targets of ``tuple(zip(*samples))`` are counted and split by images, whatever their lengths."""
+        images = kind(torch.full((3, 8, 8 + size), size) for size in boxes)
+        targets = kind({"boxes": torch.zeros(size, 4), "labels": torch.zeros(size)} for size in boxes)
+
+        first, second = split_batch((images, targets), 2)
+
+        assert count_samples((images, targets)) == 3
+        assert (len(first[0]), len(first[1]), len(second[0]), len(second[1])) == (2, 2, 1, 1)
+        assert second[0][0] is images[2]
+        assert second[1][0] is targets[2]
+        stacked = split_batch({"image": torch.zeros(3, 3, 8, 8), "objects": targets}, 2)[1]
+        assert (stacked["image"].shape[0], stacked["objects"][0]) == (1, targets[2])
+
     def test_collated_text(self):
         """Several fields of text, which torch collates to a list for each field, are split within each."""
         batch = [torch.zeros(2), [("first", "second"), ("erster", "zweiter")]]

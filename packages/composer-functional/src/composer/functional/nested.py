@@ -44,7 +44,8 @@ def join(parts: Sequence[Any], lengths: Sequence[int]) -> Any:
 
     Tensors are concatenated along their first dimension, and those without dimensions are stacked. Tensors that differ
     in another dimension, as of padded texts, become a list with the tensor of each sample. Lists with an item for each
-    sample are joined to one list, and so is everything that is no tensor, mapping, list or tuple.
+    sample, such as the boxes of each image, are joined to one list, and so is everything that is no tensor, mapping,
+    list or tuple.
 
     Args:
         parts: The results, at least one.
@@ -64,7 +65,8 @@ def join(parts: Sequence[Any], lengths: Sequence[int]) -> Any:
     if isinstance(first, Mapping) and all(part.keys() == first.keys() for part in parts):
         return rebuild(first, [join([part[key] for part in parts], lengths) for key in first])
     if isinstance(first, (list, tuple)):
-        if all(is_list_of_samples(part, length) for part, length in zip(parts, lengths, strict=True)):
+        pairs = zip(parts, lengths, strict=True)
+        if all(_has_boxes(part) or is_list_of_samples(part, length) for part, length in pairs):
             joined = [item for part in parts for item in part]
         elif all(len(part) == len(first) for part in parts):
             return rebuild(first, [join(column, lengths) for column in zip(*parts, strict=True)])
@@ -109,6 +111,8 @@ def sizes(batch: Any) -> list[int]:
         if isinstance(part, Tensor):
             if part.ndim:  # slicing the shape takes twice as long, and a batch may have many tensors
                 lengths.append(part.shape[0])
+        elif _has_boxes(part):  # the tensors of images and boxes have other lengths
+            return [len(part)]
         else:
             lengths += sizes(part)
     return lengths or ([len(batch)] if is_sequence and not hasattr(batch, "_fields") else [])
@@ -130,6 +134,38 @@ def is_list_of_samples(items: list[Any] | tuple[Any, ...], num_samples: int) -> 
         return True
     has_fields = any(isinstance(leaf, (Tensor, str)) for leaf in leaves(items))
     return not has_fields or all(isinstance(item, Mapping) for item in items)
+
+
+def _has_boxes(items: Any) -> bool:
+    """Return whether this is a list with a mapping for each image that has its boxes ``(n, 4)``, as of detectors."""
+    first = items[0] if isinstance(items, (list, tuple)) and items else None
+    return isinstance(first, Mapping) and getattr(first.get("boxes"), "ndim", 0) == 2
+
+
+def has_items(batch: Any) -> bool:
+    """Return whether :func:`take` can take samples of a batch: it was not collated, or has boxes of each image.
+
+    Example:
+        >>> import torch
+        >>> has_items([(torch.zeros(3, 8, 8), 1)] * 4), has_items([torch.zeros(4, 8)])
+        (True, False)
+    """
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return any(map(_has_boxes, parts)) or is_list_of_items(batch)
+
+
+def take(batch: Any, of: slice) -> Any:
+    """Return some samples of a batch that is a list of items, or has a list of targets with the boxes of each image.
+
+    Example:
+        >>> import torch
+        >>> take((("image 0", "image 1"), ({"boxes": torch.zeros(2, 4)}, {"boxes": torch.zeros(0, 4)})), slice(1, 2))
+        (('image 1',), ({'boxes': tensor([], size=(0, 4))},))
+    """
+    if is_list_of_items(batch):
+        return batch[of]
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return rebuild(batch, [part[of] if isinstance(part, (list, tuple, Tensor)) else part for part in parts])
 
 
 def is_list_of_items(batch: Any) -> bool:

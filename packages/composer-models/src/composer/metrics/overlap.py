@@ -88,6 +88,7 @@ class Dice(_OverlapMetric):
 
     Args:
         num_classes: The number of classes, including the background.
+        ignore_index: Positions whose target has this id do not count; None for none.
 
     Raises:
         ValueError: ``num_classes`` is less than 1.
@@ -101,6 +102,10 @@ class Dice(_OverlapMetric):
         tensor(0.6667)
     """
 
+    def __init__(self, num_classes: int, ignore_index: int | None = None) -> None:
+        super().__init__(num_classes)
+        self.ignore_index = ignore_index
+
     def update(self, preds: Tensor, targets: Tensor) -> None:
         """Add a batch.
 
@@ -111,7 +116,7 @@ class Dice(_OverlapMetric):
         Raises:
             ValueError: The shapes do not match each other or the number of classes, or on a CPU, an id is out of range.
         """
-        agreed, predicted, actual = count_overlap(preds, targets, self.num_classes)
+        agreed, predicted, actual = count_overlap(preds, targets, self.num_classes, self.ignore_index)
         self.overlap = self.overlap + agreed
         self.whole = self.whole + (predicted + actual)
 

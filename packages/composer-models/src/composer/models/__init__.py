@@ -14,6 +14,7 @@ from composer.models.detector import (
 from composer.models.huggingface import HuggingFaceModel, write_huggingface_pretrained_from_composer_checkpoint
 from composer.models.initializers import Initializer
 from composer.models.mmdet import MMDetModel
+from composer.models.multi_task import ComposerMultiTask
 from composer.models.preference import PreferenceModel
 from composer.models.regressor import ComposerRegressor
 from composer.models.segmenter import ComposerSegmenter
@@ -25,6 +26,7 @@ __all__ = [
     "ComposerContrastive",
     "ComposerDetector",
     "ComposerModel",
+    "ComposerMultiTask",
     "ComposerRegressor",
     "ComposerSegmenter",
     "HuggingFaceModel",

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, distributed, nn
 
 from composer.functional import soft_cross_entropy
 from composer.functional.checks import check_sizes
 from composer.loss._calling import count_terms, takes_labels, takes_logits
 from composer.models.base import compute_loss, known_cross_entropy
-from composer.models.phase_metrics import PairModel, check_one_label, class_ids, to_probabilities, update_metric
+from composer.models.phase_metrics import (
+    PairModel,
+    check_one_label,
+    class_ids,
+    is_one_score,
+    to_probabilities,
+    two_scores,
+    update_metric,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,8 +125,11 @@ class ComposerClassifier(PairModel):
             ValueError: A target is a class without a score.
         """
         _, target = self._pair(batch)
-        if self.loss_fn is soft_cross_entropy and _is_one_score(outputs):
-            outputs, target = _two_scores(outputs, target)
+        if is_one_score(outputs):
+            if self.loss_fn is soft_cross_entropy:
+                outputs, target = two_scores(outputs, target)
+            elif takes_labels(self.loss_fn) and target.ndim == outputs.ndim - 1:
+                outputs = outputs.squeeze(1)
         return compute_loss(
             self.loss_fn, outputs, target, *args, smoothing=self._label_smoothing, has_binary_default=True, **kwargs
         )
@@ -170,9 +180,9 @@ class ComposerClassifier(PairModel):
         from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
         num_classes = getattr(metric, "num_classes", None)
-        if _is_one_score(outputs):
+        if is_one_score(outputs):
             if num_classes == 2 or isinstance(metric, CrossEntropy):
-                outputs, target = _two_scores(outputs, target)
+                outputs, target = two_scores(outputs, target)
             elif target.ndim == outputs.ndim - 1:
                 outputs = outputs.squeeze(1)
         if num_classes is not None:
@@ -184,24 +194,6 @@ class ComposerClassifier(PairModel):
         if takes_logits(self.loss_fn):
             outputs = to_probabilities(metric, outputs)
         update_metric(metric, outputs, target)
-
-
-def _is_one_score(outputs: object) -> bool:
-    if not isinstance(outputs, Tensor):
-        return False
-    shape = outputs.shape
-    return (len(shape) == 1 or (len(shape) > 1 and shape[1] == 1)) and outputs.is_floating_point()
-
-
-def _two_scores(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scores ``(N, 2, ...)`` of both classes, whose softmax is the sigmoid of the one score, and targets."""
-    score = outputs.unsqueeze(1) if outputs.ndim == 1 else outputs
-    if target.is_floating_point() and target.numel() == score.numel():
-        target = target.reshape(score.shape)
-        target = torch.cat([1 - target, target], dim=1)
-    elif target.shape == score.shape:
-        target = target.squeeze(1)
-    return torch.cat([torch.zeros_like(score), score], dim=1), target
 
 
 def _find_num_classes(module: nn.Module) -> int | None:

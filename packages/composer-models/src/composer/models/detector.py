@@ -99,8 +99,8 @@ class ComposerDetector(DetectionModel):
 
     Batches are pairs ``(images, targets)``: a list of images ``(3, H, W)`` in ``[0, 1]``, which may differ in size, and
     for each a dictionary with ``boxes`` ``(n, 4)`` as x1, y1, x2, y2 in pixels, and ``labels`` ``(n,)``; with ``masks``
-    or ``keypoints`` if the module learns those. :func:`collate_detection` creates such batches; a trainer needs
-    :func:`count_detection_samples` and :func:`split_detection_batch` to count and split them.
+    or ``keypoints`` if the module learns those. :func:`collate_detection` or ``tuple(zip(*samples))`` creates such
+    batches, which a trainer counts and splits by the key ``boxes``. An image without objects has boxes ``(0, 4)``.
 
     The module computes its losses in the forward pass, and only in training: then the outputs are a dictionary of
     losses, which ``loss()`` returns. In evaluation the outputs are predictions. So there are no metrics in training,

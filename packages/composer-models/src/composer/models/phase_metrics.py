@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from composer.functional.checks import check_callables, check_modules
@@ -228,3 +229,22 @@ def class_ids(outputs: Tensor, target: Tensor, metric: Metric) -> Tensor:
         )
     check_one_label(metric, outputs, target)
     return target.argmax(dim=1) if target.ndim == outputs.ndim else target
+
+
+def is_one_score(outputs: object) -> bool:
+    """Return whether outputs are one logit for each sample or pixel, of shape ``(N,)`` or ``(N, 1, ...)``."""
+    if not isinstance(outputs, Tensor):
+        return False
+    shape = outputs.shape
+    return (len(shape) == 1 or (len(shape) > 1 and shape[1] == 1)) and outputs.is_floating_point()
+
+
+def two_scores(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores ``(N, 2, ...)`` of both classes, whose softmax is the sigmoid of the one score, and targets."""
+    score = outputs.unsqueeze(1) if outputs.ndim == 1 else outputs
+    if target.is_floating_point() and target.numel() == score.numel():
+        target = target.reshape(score.shape)
+        target = torch.cat([1 - target, target], dim=1)
+    elif target.shape == score.shape:
+        target = target.squeeze(1)
+    return torch.cat([torch.zeros_like(score), score], dim=1), target

@@ -110,9 +110,9 @@ def _aligned(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     for name, value in (("outputs", outputs), ("targets", target)):
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"ComposerRegressor takes one tensor of {name}, got {type(value).__name__}. Concatenate the outputs "
-                "and targets of several heads in the module and the data by torch.cat; or derive from ComposerModel, "
-                "whose loss may return a dictionary with the loss of each head."
+                f"ComposerRegressor takes one tensor of {name}, got {type(value).__name__}. For several heads "
+                "use ComposerMultiTask, with a ComposerRegressor for each; or concatenate their outputs and targets in "
+                "the module and the data by torch.cat."
             )
     if {outputs.shape[1:], target.shape[1:]} == {(), (1,)}:
         outputs, target = outputs.flatten(), target.flatten()

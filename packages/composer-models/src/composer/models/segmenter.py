@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
-from composer.loss._calling import count_terms
+from composer.loss._calling import count_terms, takes_labels
 from composer.models.base import compute_loss, known_cross_entropy
-from composer.models.phase_metrics import PairModel, class_ids, update_metric
+from composer.models.phase_metrics import (
+    PairModel,
+    class_ids,
+    is_one_score,
+    to_probabilities,
+    two_scores,
+    update_metric,
+)
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
     from composer.models.phase_metrics import Metrics
-
-
-_ONE_SCORE = " For one score of each pixel use ComposerClassifier(module, 2, val_metrics=MIoU(2)), without loss_fn."
 
 
 class ComposerSegmenter(PairModel):
@@ -34,9 +38,14 @@ class ComposerSegmenter(PairModel):
 
     The default metrics are :class:`~composer.metrics.MIoU` for training, and MIoU and the cross entropy for evaluation.
 
+    For two classes the module may return one score ``(N, 1, H, W)``, the logit of class 1. The loss and metrics of
+    classes get the scores of both classes, ``0`` and the logit; the binary cross entropies of torch, which ignore no
+    pixels, and binary metrics get ``(N, H, W)``.
+
     Args:
         module: Maps images to scores ``(N, C, H, W)``, or to a dictionary of them.
-        num_classes: ``C``, including the background. Inferred from the module's last ``nn.Conv2d`` if ``None``.
+        num_classes: ``C``, including the background; 2 with one score. Inferred from the module's last ``nn.Conv2d`` if
+            ``None``.
         ignore_index: The id of pixels that do not count in loss and metrics; 255 in torchvision's Pascal VOC.
         aux_weight: The weight of the second head's loss.
         train_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics; an empty list for none.
@@ -74,7 +83,8 @@ class ComposerSegmenter(PairModel):
         self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
         if self.num_classes < 2:
             raise ValueError(
-                f"num_classes must be at least 2, got {self.num_classes}. The background is a class too.{_ONE_SCORE}"
+                f"num_classes must be at least 2, got {self.num_classes}. The background is a class too; a module with "
+                "one score of each pixel, the logit of class 1, has 2."
             )
         self.ignore_index = ignore_index
         self.aux_weight = aux_weight
@@ -135,7 +145,9 @@ class ComposerSegmenter(PairModel):
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."
-        remedy += _ONE_SCORE if scores.shape[1] == 1 else ""
+        if is_one_score(scores):
+            has_labels = takes_labels(self.loss_fn) and masks.ndim == scores.ndim - 1
+            scores, masks = (scores.squeeze(1), masks) if has_labels else two_scores(scores, masks)
         return compute_loss(
             self.loss_fn, scores, masks, *args, smoothing=self._label_smoothing, remedy=remedy, **kwargs
         )
@@ -161,14 +173,23 @@ class ComposerSegmenter(PairModel):
             batch: A pair ``(images, masks)``.
             outputs: Scores ``(N, C, H, W)``.
             metric: Called as ``metric.update(outputs, masks)``. If it has ``num_classes`` and ``masks`` are
-                probabilities, it is called with the most probable classes.
+                probabilities, it is called with the most probable classes. With one score for each pixel, such a metric
+                and ``CrossEntropy`` get the scores of both classes, others probabilities ``(N, H, W)``.
 
         Raises:
             TypeError: ``batch`` is not a pair.
             ValueError: The metric has another number of classes than the scores, or a pixel has several classes.
         """
         _, masks = self._pair(batch)
-        if getattr(metric, "num_classes", None) is not None:
+        from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
+
+        has_classes = getattr(metric, "num_classes", None) is not None
+        if is_one_score(outputs):
+            if has_classes or isinstance(metric, CrossEntropy):
+                outputs, masks = two_scores(outputs, masks)
+            else:
+                outputs = to_probabilities(metric, outputs.squeeze(1))
+        if has_classes:
             masks = class_ids(outputs, masks, metric)
         update_metric(metric, outputs, masks)
 
@@ -177,7 +198,7 @@ def _find_num_classes(module: nn.Module) -> int:
     widths = [layer.out_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     if not widths:
         raise ValueError("num_classes cannot be inferred from the module, which has no nn.Conv2d. Pass num_classes=.")
-    return widths[-1]
+    return max(widths[-1], 2)  # one score is that of class 1 of two
 
 
 def _default_metrics(num_classes: int, ignore_index: int) -> dict[str, Metric]:

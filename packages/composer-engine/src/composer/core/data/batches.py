@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
-from composer.functional.nested import is_list_of_items, is_list_of_samples, leaves, rebuild, sizes
+from composer.functional.nested import has_items, is_list_of_items, is_list_of_samples, leaves, rebuild, sizes, take
 
 # The items of a container that a description shows.
 _MOST_ITEMS_SHOWN = 8
@@ -83,8 +83,9 @@ def split_batch(batch: Batch, microbatch_size: int) -> list[Batch]:
 
     Tensors and NumPy arrays with as many rows are split along their first dimension, lists of other objects by their
     items. A list in the batch with as many items as there are samples has one for each sample, unless each of them has
-    values of all samples, as lists of tensors do. Values of the batch (numbers, strings, tensors without dimensions)
-    are part of every part. The type of the batch is preserved.
+    values of all samples, as lists of tensors do. Beside targets with the boxes of each image, a list has an item for
+    each image. Values of the batch (numbers, strings, tensors without dimensions) are part of every part. The type of
+    the batch is preserved.
 
     Raises:
         ValueError: ``microbatch_size`` is less than 1.
@@ -106,8 +107,8 @@ def _slice(part: Any, of: slice, num_samples: int, *, is_nested: bool = False) -
     if isinstance(part, Tensor):
         return part[of] if part.ndim else part
     is_sequence = isinstance(part, (list, tuple))
-    if not is_nested and is_list_of_items(part):
-        return part[of]
+    if not is_nested and has_items(part):
+        return take(part, of)
     if is_sequence or isinstance(part, Mapping):
         # The items of the batch itself are its parts, unless they have no length.
         may_be_samples = is_sequence and len(part) == num_samples and (is_nested or not any(map(sizes, part)))
