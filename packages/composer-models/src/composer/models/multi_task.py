@@ -57,6 +57,8 @@ class ComposerMultiTask(ComposerModel):
         ['age/MeanAbsoluteError', 'kind/MulticlassAccuracy']
     """
 
+    tasks: Any  # an nn.ModuleDict, whose items mypy takes for plain modules
+
     def __init__(
         self, module: nn.Module, tasks: Mapping[str, PairModel], weights: Mapping[str, float] | None = None
     ) -> None:
@@ -152,7 +154,7 @@ class ComposerMultiTask(ComposerModel):
             TypeError: ``batch`` is not a pair, or its targets are no dictionary.
             ValueError: The metric belongs to no task, or a target does not fit.
         """
-        name = vars(metric).get(_TASK)
+        name = vars(metric).get(_TASK, "")
         if name not in self.tasks:
             raise ValueError(
                 f"{type(metric).__name__} belongs to none of the tasks {list(self.tasks)}. Pass it to the model of its "
