@@ -252,5 +252,5 @@ def test_serialized_attributes():
 
     names = state.serialized_attributes
 
-    assert set(names) == {"model", "optimizers"} | state.state_dict().keys() - {"version"}
+    assert set(names) == {"model", "optimizers"} | state.state_dict().keys() - {"version", "metadata"}
     assert all(hasattr(state, name) for name in names)

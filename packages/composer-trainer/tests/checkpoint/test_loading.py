@@ -91,7 +91,7 @@ class TestCompleteCheckpoints:
         (saved.parent / "inner").mkdir()
         (saved.parent / "inner" / "latest").write_text("..")
 
-        with pytest.raises(CheckpointError, match=r"latest is a file, and not the name of a checkpoint here"):
+        with pytest.raises(CheckpointError, match=r"latest is a file: torch.load reads it"):
             load_checkpoint(saved.parent / "inner" / "latest", later)
 
     def test_missing_path_raises(self, later, tmp_path):

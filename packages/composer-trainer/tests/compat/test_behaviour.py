@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
+import composer
 import composer.functional
 from composer import Trainer, distributed
 from composer.callbacks import (
@@ -127,6 +128,32 @@ def test_the_clock_in_the_state():
         del saved["timestamp"]["batch"]
         with pytest.raises(StateMismatchError, match="batch"):
             other.state.load_state_dict(saved)
+
+
+def test_weights_in_the_state(tmp_path):
+    """The state is a dictionary with weights, optimizers and metadata, which a program takes out, and saves."""
+    with small_run(max_duration="3ba", train_dataloader=make_loader()) as trainer:
+        trainer.fit()
+    state = trainer.state.state_dict()
+    optimizers, weights = state.pop("optimizers"), state.pop("model")
+    torch.save({"state": state | {"model": weights}}, tmp_path / "monolithic.pt")
+
+    read = torch.load(tmp_path / "monolithic.pt", weights_only=True)["state"]
+
+    assert read["model"].keys() == trainer.state.model.state_dict().keys()
+    assert optimizers.keys() == {type(trainer.state.optimizers[0]).__name__}
+    assert read["metadata"] == {
+        "composer_env_info": {"composer_version": composer.__version__},
+        "torch_version": torch.__version__,
+        "device": "cpu",
+        "precision": "fp32",
+        "world_size": 1,
+        "device_train_microbatch_size": None,
+        "train_dataloader_batch_size": trainer.state.train_dataloader.batch_size,
+    }
+    with small_run(max_duration="3ba") as other:
+        other.state.load_state_dict(state | {"model": weights, "optimizers": optimizers})
+        assert all(torch.equal(one, weights[name]) for name, one in other.state.model.state_dict().items())
 
 
 def test_hyperparameters_of_the_call():

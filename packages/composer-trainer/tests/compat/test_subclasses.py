@@ -65,6 +65,50 @@ def test_an_override_that_saves_something_else(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] != ".") == ["ba3.txt", "ba5.txt"]
 
 
+def test_a_saver_of_the_best_metric(tmp_path):
+    """Its hook of the evaluation saves, is called after these alone, and what it adds to the state is restored."""
+
+    class SavesBest(CheckpointSaver):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.latest_filename, self.best, self.calls = None, None, []
+
+        def eval_end(self, state, logger):
+            value = state.eval_metric_values["MulticlassAccuracy"].item()
+            self.calls.append(int(state.timestamp.batch))
+            if self.best is None or value > self.best:
+                self.best = value
+                self._save_checkpoint(state, logger)
+
+        def batch_checkpoint(self, state, logger):
+            """Save nothing."""
+
+        epoch_checkpoint = batch_checkpoint
+
+        def state_dict(self):
+            state = super().state_dict()
+            pairs = state["all_saved_checkpoints_to_timestamp"]
+            return state | {"all_saved_checkpoints_to_timestamp": [(*pair, {"best": self.best}) for pair in pairs]}
+
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self.best = state["all_saved_checkpoints_to_timestamp"][-1][-1]["best"]
+
+    saver = SavesBest(str(tmp_path), "best.pt", overwrite=True)
+    trained(eval_dataloader=make_loader(), callbacks=saver, eval_interval="2ba", max_duration="5ba")
+
+    state = torch.load(tmp_path / "best.pt", weights_only=True)["state"]
+    [(name, clock, metric)] = state["callbacks"]["SavesBest"]["all_saved_checkpoints_to_timestamp"]
+    assert saver.calls[:2] == [2, 4]
+    assert len(saver.calls) == len({*saver.calls})
+    assert (name, metric["best"]) == (str(tmp_path / "best.pt"), saver.best)
+    assert clock["batch"] in saver.calls
+    again = SavesBest(str(tmp_path), "best.pt", overwrite=True)
+    small_run(max_duration="5ba", eval_dataloader=make_loader(), callbacks=again, load_path=tmp_path / "best.pt")
+    assert again.best == saver.best
+    assert int(again.all_saved_checkpoints_to_timestamp[name].batch) == clock["batch"]
+
+
 def test_the_interval_of_a_saver_is_a_function(tmp_path):
     """An algorithm asks whether the saver is due, as for its weights in the checkpoint."""
     asked = []

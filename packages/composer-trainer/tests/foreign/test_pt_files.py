@@ -25,7 +25,7 @@ from composer.core import Callback
 from composer.diagnostics import check_exact_resume
 from composer.foreign import ForeignFile
 from composer.foreign.pt_files import open_files
-from composer.models import ComposerClassifier
+from composer.models import ComposerClassifier, HuggingFaceModel
 from composer.optim import MultiStepScheduler
 from fixtures.processes import run_processes
 
@@ -85,7 +85,9 @@ class TestContent:
         model.load_state_dict(state["model"])
         assert {"schedulers", "integrations", "run_name", "rank_zero_seed"} <= state.keys()
         assert len(content["rng"]) == 1
-        assert state["callbacks"]["CheckpointSaver"]["all_saved_checkpoints_to_timestamp"] == []
+        [(name, clock)] = state["callbacks"]["CheckpointSaver"]["all_saved_checkpoints_to_timestamp"]
+        assert (name, clock["epoch"]) == (str(saved / "ep2-ba12-rank0.pt"), 2)
+        assert state["metadata"]["torch_version"] == torch.__version__
         [(name, ema)] = state["algorithms"]
         assert (name, ema["repr"][:4]) == ("EMA", "EMA(")
         averages = ema["ema_model"]["named_parameters_dict"]
@@ -112,6 +114,32 @@ class TestContent:
         assert not torch.equal(weight, average)
         with pytest.raises(CheckpointError, match=r"weights\.pt holds only weights, from which training cannot resume"):
             make_trainer(load_path=path)
+
+    def test_a_tokenizer(self, tmp_path):
+        """The files of a tokenizer are found by name as data or lines, and the tokenizer is constructed from them."""
+        transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+        words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "one": 1, "two": 2}, unk_token="?"))
+        words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+
+        class Tokenizer(transformers.PreTrainedTokenizerFast):
+            def save_pretrained(self, folder):
+                super().save_pretrained(folder)
+                Path(folder, "vocab.txt").write_text("one\ntwo\n", encoding="utf-8")
+
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        network = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=3, **sizes))
+        model = HuggingFaceModel(network, tokenizer=Tokenizer(tokenizer_object=words, unk_token="?"))
+
+        path = Trainer(model=model).save_checkpoint(f"{tmp_path}/model.pt")
+
+        saved = torch.load(path, weights_only=True)["state"]["integrations"]["huggingface"]
+        assert saved["tokenizer"]["vocab.txt"] == {"file_extension": ".txt", "content": ["one", "two"]}
+        content = saved["tokenizer"]["tokenizer.json"]["content"]
+        assert content["model"]["vocab"] == {"?": 0, "one": 1, "two": 2}
+        tokenizer = HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(saved)
+        again, other = HuggingFaceModel.hf_from_composer_checkpoint(path)
+        assert tokenizer("two one none")["input_ids"] == other("two one none")["input_ids"] == [2, 1, 0]
+        assert again.config.hidden_size == saved["model"]["config"]["content"]["hidden_size"] == 8
 
 
 class TestLoading:
@@ -205,6 +233,16 @@ class TestWriting:
 
         assert path == str(tmp_path / "ba2.pt")
         assert torch.load(path, weights_only=True)["state"]["timestamp"]["Timestamp"]["batch"] == 2
+
+    def test_savers_that_are_added_later(self, tmp_path):
+        """A saver that a program adds to a trainer that has been constructed writes files, too."""
+        trainer = make_trainer(duration="2ba", callbacks=CheckpointSaver(str(tmp_path / "first"), "ba{batch}.pt"))
+        trainer.state.callbacks.append(CheckpointSaver(str(tmp_path / "second"), "ba{batch}.pt"))
+        with trainer:
+            trainer.fit()
+
+        assert (tmp_path / "first" / "ba2.pt").is_file()
+        assert (tmp_path / "second" / "ba2.pt").is_file()
 
     def test_copies_at_a_url_are_folders(self, tmp_path):
         """With copies at a URL the checkpoints are folders, with a warning."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
 import torch
@@ -111,17 +110,15 @@ class Device(str):
     def __eq__(self, other: object) -> bool:
         return self._device == getattr(other, "_device", other)
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
+    __ne__ = object.__ne__  # follows __eq__, unlike that of str
 
     def __hash__(self) -> int:
         return hash(self._device)
 
-    def __copy__(self) -> Device:
+    def __copy__(self, memo: object = None) -> Device:
         return self
 
-    def __deepcopy__(self, memo: object) -> Device:
-        return self
+    __deepcopy__ = __copy__
 
     def __reduce__(self) -> Any:
         return torch.device, (str(self),)  # which torch.load reads
@@ -172,38 +169,35 @@ def _warn(name: str, change: str) -> None:
     warn_former(f"composer.devices.Device.{name} is a former name. Use {change}.")
 
 
-class ClockData(dict[str, Any]):
-    """The saved clock, which is also found under ``"Timestamp"``, as in MosaicML Composer.
+def with_former(data: dict[str, Any], state: Any) -> dict[str, Any]:
+    """Return a saved state with what programs for MosaicML Composer find in it.
+
+    Args:
+        data: The saved state.
+        state: The run. One without a model has no weights.
+
+    Returns:
+        The state with ``model``, ``optimizers`` and ``metadata``, and the clock also under ``timestamp/Timestamp``.
 
     Example:
-        >>> ClockData(batch=3)["Timestamp"]["batch"]
-        3
+        >>> from composer.core import State
+        >>> saved = with_former({"timestamp": {"batch": 3}}, State(torch.nn.Linear(2, 2)))
+        >>> saved["timestamp"]["Timestamp"]["batch"], list(saved["model"]), saved["metadata"]["device"]
+        (3, ['weight', 'bias'], 'cpu')
     """
-
-    def __missing__(self, key: str) -> Any:
-        if key == "Timestamp":
-            return self
-        raise KeyError(key)
-
-    def __copy__(self) -> ClockData:
-        return ClockData(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ClockData:
-        return ClockData(copy.deepcopy(dict(self), memo))
-
-    def __reduce__(self) -> Any:
-        """Be pickled as a mapping that torch.load reads, which allows no other classes."""
-        return OrderedDict, (), None, None, iter(self.items())
-
-
-def with_clock(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved state in which the clock, if there is one, is a :class:`ClockData`.
-
-    Example:
-        >>> with_clock({"timestamp": {"batch": 3}})["timestamp"]["Timestamp"]
-        {'batch': 3}
-    """
-    return data | ({"timestamp": ClockData(data["timestamp"])} if "timestamp" in data else {})
+    has_processes = torch.distributed.is_available() and torch.distributed.is_initialized()
+    metadata = {
+        "composer_env_info": {"composer_version": version("composer-engine")},
+        "torch_version": str(torch.__version__),
+        "device": {"cuda": "gpu"}.get(state.device.type, state.device.type),
+        "precision": state.precision.value,
+        "world_size": torch.distributed.get_world_size() if has_processes else 1,
+        "device_train_microbatch_size": state.device_train_microbatch_size,
+        "train_dataloader_batch_size": getattr(state.train_dataloader, "batch_size", None),
+    }
+    has_model = isinstance(state.model, torch.nn.Module)
+    tensors = {"model": state.get_model_state_dict(), "optimizers": state.get_optim_state_dict()} if has_model else {}
+    return {**data, **tensors, "metadata": metadata, "timestamp": {**data["timestamp"], "Timestamp": data["timestamp"]}}
 
 
 def _no_config(state: Any) -> None:

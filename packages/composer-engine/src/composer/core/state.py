@@ -19,7 +19,7 @@ from composer.core.checks import calling_function, check_run_name
 from composer.core.data.batches import Batch, BatchKey, batch_get, batch_set
 from composer.core.data.spec import DataSpec, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
-from composer.core.former import FormerState, to_batches, to_device, with_clock
+from composer.core.former import FormerState, to_batches, to_device, with_former
 from composer.core.logger import Logger
 from composer.core.precision import Precision
 from composer.core.saving import model_state, saved_state
@@ -428,9 +428,10 @@ class State(FormerState):
         - ``algorithms`` and ``callbacks``: for each its ``key`` (see :meth:`component_key`), ``name`` (of its class),
           ``settings`` and ``state``; for an algorithm also whether it is ``required_on_load``.
         - ``schedulers`` and ``scaler``: their state.
-
-        The weights and the state of the optimizers, which are large, are returned by :meth:`get_model_state_dict` and
-        :meth:`get_optim_state_dict`; :meth:`load_state_dict` accepts them under ``model`` and ``optimizers``.
+        - ``model`` and ``optimizers``, if there is a model: see :meth:`get_model_state_dict` and
+          :meth:`get_optim_state_dict`. :meth:`load_state_dict` loads what is left of them.
+        - ``metadata``: the versions, the device, the precision and the numbers of processes and samples, which are not
+          loaded.
 
         Raises:
             NotSerializableError: The state contains something that is neither data nor a tensor. A *setting* that is no
@@ -441,7 +442,7 @@ class State(FormerState):
             >>> state.state_dict()["max_duration"], state.state_dict()["timestamp"]["epoch"]
             ({'$time': '10ep'}, 0)
         """
-        return with_clock(to_data(saved_state.state_to_data(self)))
+        return with_former(to_data(saved_state.state_to_data(self)), self)
 
     @property
     def serialized_attributes(self) -> tuple[str, ...]:

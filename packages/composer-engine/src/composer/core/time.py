@@ -573,10 +573,11 @@ class Timestamp(StoredAsObject):
             >>> Timestamp.from_state_dict(Timestamp(batch=3).state_dict()).batch
             Time(3, TimeUnit.BATCH)
         """
-        expected = set(Counts._fields)
-        if set(state) != expected:
+        expected, state = set(Counts._fields), dict(state)
+        former = state.pop("Timestamp", state)  # in State.state_dict
+        if set(state) != expected or former != state:
             raise ValueError(
-                f"A saved Timestamp must have exactly the fields {sorted(expected)}; "
+                f"A saved Timestamp must have exactly the fields {sorted(expected)}, and the same under 'Timestamp'; "
                 f"missing: {sorted(expected - set(state))}, unknown: {sorted(set(state) - expected)}."
             )
         try:

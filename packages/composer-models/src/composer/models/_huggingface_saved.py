@@ -65,7 +65,7 @@ def rebuild_tokenizer(
     """Reconstruct the tokenizer that was saved with a model.
 
     Args:
-        hf_state: ``get_metadata()["huggingface"]``.
+        hf_state: ``get_metadata()["huggingface"]``, or ``["state"]["integrations"]["huggingface"]`` of a file.
         trust_remote_code: Whether code that was saved with the tokenizer may run.
         tokenizer_save_dir: A folder in which to save the tokenizer; it is not saved if ``None``.
 
@@ -79,7 +79,8 @@ def rebuild_tokenizer(
 
     if not hf_state.get("tokenizer"):
         return None
-    with _folder_with(hf_state["tokenizer"]["files"]) as folder:
+    saved = hf_state["tokenizer"]
+    with _folder_with(saved["files"] if "files" in saved else _files_of_contents(saved)) as folder:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
@@ -207,6 +208,16 @@ def _files_of(*objects: Any) -> dict[str, Any]:
                 files[name] = content.decode("utf-8")
             except UnicodeDecodeError:
                 files[name] = {"base64": base64.b64encode(content).decode("ascii")}
+    return files
+
+
+def _files_of_contents(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return files of which MosaicML Composer has saved the data of JSON, lists of lines, or the text."""
+    files = {}
+    for name, one in contents.items():
+        content, suffix = one["content"], one["file_extension"]
+        text = "\n".join(content) if suffix == ".txt" else content
+        files[name] = json.dumps(content) if suffix == ".json" else text
     return files
 
 

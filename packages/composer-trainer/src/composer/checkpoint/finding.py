@@ -219,7 +219,7 @@ def follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None) 
     elif not opened.exists(name):
         raise MissingCheckpointError(path)
     elif not is_remote(text) and Path(text).is_file():
-        what = "is a file, and not the name of a checkpoint here: load one of weights by composer.foreign.ForeignFile."
+        what = "is a file: torch.load reads it, and load_checkpoint(composer.foreign.ForeignFile(path), …) loads it."
         raise CheckpointError(path, what)
     inside = open_folder(opened.at(name))
     if not inside.exists(MANIFEST) and any(found.is_complete for found in find_checkpoints(inside)):

@@ -220,7 +220,7 @@ class CheckpointSaver(Callback):
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Note that the training metrics of an epoch have been computed."""
-        self.eval_end(state, logger)
+        CheckpointSaver.eval_end(self, state, logger)  # not that of a subclass, as nothing was evaluated
 
     def _check_optimizers(self, state: State) -> None:
         """Raise an error for what cannot be saved of optimizers before a training, instead of at its first save."""
@@ -349,6 +349,18 @@ class CheckpointSaver(Callback):
             return []
         remote = fill_in_run(self.remote_file_name, state, "remote_file_name")
         return [remote] if "://" in remote else [url_of(remote) for url_of in self.uploaders]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the names and times of all checkpoints that a subclass has saved, to which it may add."""
+        if type(self) is CheckpointSaver:
+            return {}  # a run may continue with or without one
+        saved = self.all_saved_checkpoints_to_timestamp
+        return {"all_saved_checkpoints_to_timestamp": [(name, clock.state_dict()) for name, clock in saved.items()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned, which also has what a subclass adds."""
+        for name, clock, *_ in state.get("all_saved_checkpoints_to_timestamp", ()):
+            self.all_saved_checkpoints_to_timestamp[name] = Timestamp.from_state_dict(clock)
 
     def _save_if_due(self, state: State, logger: Logger, event: Event) -> None:
         """Raise the error of a save in the background, and save if it is time or the weights are among the best."""

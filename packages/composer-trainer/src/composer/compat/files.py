@@ -19,7 +19,6 @@ from composer.checkpoint.folder import is_remote
 from composer.checkpoint.inspection import verify_checkpoint
 from composer.core import Logger, State, Timestamp
 from composer.core.data.batches import move_batch
-from composer.core.former import with_clock
 from composer.core.passes import Passes
 from composer.distributed import (
     get_global_rank,
@@ -29,7 +28,7 @@ from composer.distributed import (
     get_world_size,
 )
 from composer.foreign.files import source_of
-from composer.foreign.pt_files import save_in_one_file
+from composer.foreign.pt_files import content_of, save_in_one_file
 from composer.foreign.torch_files import read_torch_file
 
 PLACEHOLDERS = "{run_name}, {rank}, {local_rank}, {world_size}, {local_world_size}, {node_rank}"
@@ -306,8 +305,7 @@ def safe_torch_load(
     if Path(composer_states_filepath).is_file():
         content = read_torch_file(Path(composer_states_filepath))
     else:
-        opened = open_checkpoint(source_of(composer_states_filepath))
-        content = {"state": {**with_clock(opened.data()), "model": opened.tensors("model.safetensors")}}
+        content = content_of(open_checkpoint(source_of(composer_states_filepath)), str(composer_states_filepath))
     loaded: dict[str, Any] = move_batch(content, torch.device(map_location or "cpu"))
     return loaded
 

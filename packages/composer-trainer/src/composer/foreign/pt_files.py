@@ -57,8 +57,8 @@ _RECORDS = MODEL
 """The name in the manifest of the bytes before it, one of those that a manifest may have."""
 
 
-def content_of(opened: OpenCheckpoint) -> dict[str, Any]:
-    """Return the content of a checkpoint as one dictionary of plain data and tensors."""
+def content_of(opened: OpenCheckpoint, path: str) -> dict[str, Any]:
+    """Return the content of a checkpoint that is or will be at a path: one dictionary of plain data and tensors."""
     run = join_tensors(opened.data(), opened.tensors(EXTRA) | opened.tensors(OPTIMIZERS))
     run["model"] = opened.tensors(MODEL) | run.get("model", {})
     files = sorted(name for name in opened.manifest.files if name.startswith(PROCESS))
@@ -66,19 +66,21 @@ def content_of(opened: OpenCheckpoint) -> dict[str, Any]:
     content = to_data({"run": run, "processes": others, "weights_only": opened.manifest.weights_only})
     first = dictionary(content["run"].get("extra")).get(PROCESS)
     generators = [one["rng"] for one in (first, *content["processes"]) if "rng" in dictionary(one)]
-    state = _as_composer(content["run"])
+    parts = _as_composer(content["run"], path)
+    state = {name: part if name in _SHARED else _with_tuples(part) for name, part in parts.items()}
     content["run"] = {name: part for name, part in content["run"].items() if name not in _SHARED}
     return {"format": _FORMAT, "state": state, "rng": generators, **content}
 
 
-def _as_composer(run: Mapping[str, Any]) -> dict[str, Any]:
+def _as_composer(run: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return what is saved of a run in the form in which programs for MosaicML Composer read it."""
     state = {name: part for name, part in run.items() if name not in BESIDE_STATE} | {"callbacks": {}}
     if "timestamp" in state:
         state["timestamp"] = {"Timestamp": state["timestamp"]}
     for kind in ("schedulers", "callbacks"):
         state[kind] = {record["key"]: dict(record["state"]) for record in run.get(kind, ())}
-    state["callbacks"].setdefault("CheckpointSaver", {}).setdefault("all_saved_checkpoints_to_timestamp", [])
+    own = [(path, run["timestamp"])] if "timestamp" in run else []
+    state["callbacks"].setdefault("CheckpointSaver", {}).setdefault("all_saved_checkpoints_to_timestamp", own)
     state["algorithms"] = []
     for record in run.get("algorithms", ()):
         settings = ", ".join(f"{name}={value!r}" for name, value in record["settings"].items())
@@ -86,12 +88,31 @@ def _as_composer(run: Mapping[str, Any]) -> dict[str, Any]:
         if averages := of_one.get("averaged_weights"):
             of_one["ema_model"] = {"named_parameters_dict": averages, "named_buffers_dict": {}}
         state["algorithms"].append((record["key"], of_one))
+    versions = dictionary(run.get("environment"))
+    of_composer = {"composer_version": versions.get("composer-trainer")}
+    state["metadata"] = {"composer_env_info": of_composer, "torch_version": versions.get("torch")}
     state["integrations"] = dict(run.get("integrations", {}))
-    if files := dictionary(dictionary(state["integrations"].get("huggingface")).get("model")).get("files"):
-        model = state["integrations"]["huggingface"]["model"]
-        config = {"file_extension": ".json", "content": json.loads(files["config.json"]), "class": model["class"]}
-        state["integrations"]["huggingface"] |= {"model": {**model, "config": config}}
+    if saved := dictionary(state["integrations"].get("huggingface")):
+        model, tokenizer = saved["model"], dictionary(saved.get("tokenizer")).get("files", {})
+        config = {**_as_content("config.json", model["files"]["config.json"]), "class": model["class"]}
+        contents = {name: _as_content(name, text) for name, text in tokenizer.items()}
+        state["integrations"]["huggingface"] = {**saved, "model": {**model, "config": config}, "tokenizer": contents}
     return state
+
+
+def _with_tuples(data: Any) -> Any:
+    """Return data in which tuples are not encoded."""
+    if isinstance(data, dict):
+        tuples = data.keys() == {"$tuple"}
+        return tuple(map(_with_tuples, data["$tuple"])) if tuples else {key: _with_tuples(data[key]) for key in data}
+    return type(data)(map(_with_tuples, data)) if isinstance(data, (list, tuple)) else data
+
+
+def _as_content(name: str, text: Any) -> dict[str, Any]:
+    """Return the content of a file of Transformers: of JSON its data, of ``.txt`` a list of its lines."""
+    parts = {".json": json.loads, ".txt": str.splitlines}
+    suffix = Path(name).suffix
+    return {"file_extension": suffix, "content": parts.get(suffix, lambda content: content)(text)}
 
 
 def saved_run(content: Any, path: str, *, weights_only: bool) -> SavedRun | None:
@@ -177,7 +198,7 @@ class FileFolder(LocalFolder):
         written, file = OpenCheckpoint(LocalFolder(self.path), draft, manifest), self.path / draft / "file"
         try:
             with file.open("xb") as target:
-                torch.save(content_of(written), target)
+                torch.save(content_of(written, str(self.path / name)), target)
             _add_manifest(file, manifest)
             file.replace(self.path / name)
             sync_folder(self.path)
@@ -230,19 +251,25 @@ def open_files(path: str | os.PathLike[str], *, replaces: bool = False) -> Folde
     return open_folder(path) if is_remote(path) else FileFolder(local_path(path).absolute(), replaces)
 
 
-def save_as_files(saver: CheckpointSaver, state: State, *, is_split: bool) -> None:
-    """Let a saver of a Trainer write files, if nothing is in the way, else warn.
+def save_as_files(state: State, *, is_split: bool) -> None:
+    """Let savers whose names of checkpoints end in ``.pt`` write files, if nothing is in the way, else warn.
+
+    Those for which this was decided before are left as they are.
 
     Args:
-        saver: The saver, with a name of checkpoints that ends in ``.pt``.
         state: The run.
-        is_split: Whether each process has a part of the model, so that a checkpoint has to be a folder.
+        is_split: Whether each process will have a part of the model, so that a checkpoint has to be a folder.
     """
-    place = saver.folder if is_remote(saver.folder) else next(iter(saver.folders_of_copies(state)), None)
-    if is_split or place is not None:
-        _warn_of_folder(saver.filename, place)
-    else:
-        saver.open_folder = partial(open_files, replaces=saver.overwrite)
+    for saver in state.callbacks:
+        if not isinstance(saver, CheckpointSaver) or saver.open_folder is not open_folder:
+            continue
+        if str(saver.filename).endswith(SUFFIX):
+            place = saver.folder if is_remote(saver.folder) else next(iter(saver.folders_of_copies(state)), None)
+            if is_split or is_sharded(state.model) or place is not None:
+                saver.open_folder = partial(open_folder)
+                _warn_of_folder(saver.filename, place)
+            else:
+                saver.open_folder = partial(open_files, replaces=saver.overwrite)
 
 
 def save_in_one_file(state: State, path: str, *, extra: Mapping[str, Any] | None, **options: Any) -> str:

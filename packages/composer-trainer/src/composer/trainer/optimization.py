@@ -118,7 +118,8 @@ class Optimization:
                     optimizer.step()
                 else:
                     scaler.step(optimizer)
-        if scaler is not None and _has_checked(scaler):
+        # Of a batch without gradients, update() raises an error.
+        if scaler is not None and any(one["found_inf_per_device"] for one in scaler._per_optimizer_states.values()):  # noqa: SLF001
             # Once for all optimizers, after their steps: the scale is the one of their gradients until then.
             before = _scale(scaler)
             scaler.update()
@@ -150,11 +151,6 @@ def _is_fused_momentum(optimizer: Optimizer) -> bool:
 
 def _has_gradients(optimizer: Optimizer) -> bool:
     return any(one.grad is not None for group in optimizer.param_groups for one in group["params"])
-
-
-def _has_checked(scaler: torch.amp.GradScaler) -> bool:
-    # Otherwise, of a batch without gradients, update() raises an error.
-    return any(one["found_inf_per_device"] for one in scaler._per_optimizer_states.values())  # noqa: SLF001
 
 
 def _scale(scaler: torch.amp.GradScaler) -> Tensor | None:

@@ -23,6 +23,7 @@ from composer.core import (
     evaluation_weights,
 )
 from composer.export.inference import Transform, export_for_inference
+from composer.foreign.pt_files import save_as_files
 from composer.functional.checks import check_flags, check_subset
 from composer.loggers.hyperparameters import given_arguments
 from composer.loggers.interruption import report_interruption
@@ -353,6 +354,7 @@ class Trainer(Assembly):
         # torchrun sends a SIGTERM to the other processes when one has exited.
         self.engine.forget_plan()
         self._fits.begin(self.state, self._schedule.schedulers, run.past_losses)
+        save_as_files(self.state, is_split=self._parallel.config.splits_model)  # by savers that were added since
         with self._stopped_by(run.signals):
             train(run)
             losses, reason = run.losses, reason_of_end(run)

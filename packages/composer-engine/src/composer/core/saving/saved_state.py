@@ -284,7 +284,7 @@ def _read_components(state: SavableState, saved: Any, left_out: Collection[str])
         raise StateMismatchError([newer])
     expected = ["version", *_RECORDS, "scaler", *saved_fields(type(state))]
     problems = [f"{name!r} is missing." for name in expected if name not in saved and name not in left_out]
-    unknown = (name for name in saved if name not in (*expected, "model", "optimizers"))
+    unknown = (name for name in saved if name not in (*expected, "model", "optimizers", "metadata"))
     problems += [f"{name!r} is unknown{nearest(name, expected)}" for name in unknown]
     records = {}
     for kind in _RECORDS:

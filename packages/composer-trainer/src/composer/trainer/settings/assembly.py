@@ -111,11 +111,7 @@ class Assembly:
         self._compute.prepare(model)
         self._parallel.compile_config = self._compute.compile_config
         self.engine.run_event(Event.BEFORE_LOAD)
-        is_split = self._parallel.config.splits_model or is_sharded(model)
-        for saver in state.callbacks:
-            if isinstance(saver, CheckpointSaver) and str(saver.filename).endswith(SUFFIX):
-                # Loggers have added the URLs of copies.
-                save_as_files(saver, state, is_split=is_split)
+        save_as_files(state, is_split=self._parallel.config.splits_model)  # loggers have added the URLs of copies
         if is_on_meta(model):
             self._parallel.prepare(state)  # sharded before it is loaded, so that no process has the complete model
         if from_rank_zero(settings.loading.is_given()):
