@@ -58,6 +58,10 @@ def _is_file(entry: dict[str, Any]) -> bool:
     return entry["type"] == "file" and not str(entry["name"]).endswith("/")
 
 
+def _without_slash(url: str) -> str:
+    return url.rstrip("/")
+
+
 @attrs.frozen
 class RemoteFolder:
     """A folder of checkpoints at a URL; the methods are those of a :class:`~composer.checkpoint.local.LocalFolder`.
@@ -68,7 +72,7 @@ class RemoteFolder:
         url: The URL.
     """
 
-    url: str = attrs.field(converter=lambda url: str(url).rstrip("/"))
+    url: str = attrs.field(converter=_without_slash)
 
     def __str__(self) -> str:
         return without_secret_urls(self.url)

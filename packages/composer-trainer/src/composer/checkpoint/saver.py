@@ -215,12 +215,10 @@ class CheckpointSaver(Callback):
                 raise CheckpointSaveError(names.folder, "save_folder must be one folder for all processes, or a URL.")
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Note that the weights have been evaluated."""
+        """Note that the metrics of data have been computed."""
         self._due.measured[str(state.dataloader_label)] = int(state.timestamp.batch)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        """Note that the training metrics of an epoch have been computed."""
-        CheckpointSaver.eval_end(self, state, logger)  # not that of a subclass, as nothing was evaluated
+    epoch_end = eval_end  # that of this class: the training metrics of an epoch have been computed
 
     def _check_optimizers(self, state: State) -> None:
         """Raise an error for what cannot be saved of optimizers before a training, instead of at its first save."""
@@ -352,10 +350,9 @@ class CheckpointSaver(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the names and times of all checkpoints that a subclass has saved, to which it may add."""
-        if type(self) is CheckpointSaver:
-            return {}  # a run may continue with or without one
-        saved = self.all_saved_checkpoints_to_timestamp
-        return {"all_saved_checkpoints_to_timestamp": [(name, clock.state_dict()) for name, clock in saved.items()]}
+        pairs = [(name, clock.state_dict()) for name, clock in self.all_saved_checkpoints_to_timestamp.items()]
+        # A run may continue with or without a saver of this class.
+        return {} if type(self) is CheckpointSaver else {"all_saved_checkpoints_to_timestamp": pairs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned, which also has what a subclass adds."""

@@ -110,9 +110,9 @@ def _with_tuples(data: Any) -> Any:
 
 def _as_content(name: str, text: Any) -> dict[str, Any]:
     """Return the content of a file of Transformers: of JSON its data, of ``.txt`` a list of its lines."""
-    parts = {".json": json.loads, ".txt": str.splitlines}
     suffix = Path(name).suffix
-    return {"file_extension": suffix, "content": parts.get(suffix, lambda content: content)(text)}
+    lines = text.splitlines() if suffix == ".txt" else text
+    return {"file_extension": suffix, "content": json.loads(text) if suffix == ".json" else lines}
 
 
 def saved_run(content: Any, path: str, *, weights_only: bool) -> SavedRun | None:
