@@ -30,6 +30,7 @@ SECTIONS = ["Code", "When", "Settings", "Pitfalls", "Measured here", "Source"]
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?:python|py)\b[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.M
 )
+INCLUDE = re.compile(r"^```{literalinclude} \.\./\.\./(?P<file>\S+\.py)\n:end-before: (?P<end>.+)\n```$", re.M)
 OUTPUT = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.M)
 PRELOADED = ["composer.algorithms", "composer.models", "composer.trainer", "torchmetrics", "torchvision"]
 RUN = """
@@ -51,13 +52,16 @@ finally:
 
 
 def program(text):
-    """Return a document's code with the line numbers of the document."""
+    """Return a document's code, with that of files it includes, with the line numbers of the document."""
     lines = [""] * text.count("\n")
     for block in BLOCK.finditer(text):
         if not block["reason"]:
             start = text.count("\n", 0, block.start("code"))
             code = block["code"].splitlines()
             lines[start : start + len(code)] = code
+    for one in INCLUDE.finditer(text):
+        code = (ROOT / one["file"]).read_text().partition(one["end"])[0]
+        lines[text.count("\n", 0, one.start())] = f"exec(compile({code!r}, {one['file']!r}, 'exec'))"
     return "\n".join(lines)
 
 
@@ -274,7 +278,8 @@ def test_answers_have_one_form(page):
 def test_answers_in_two_processes(tmp_path):
     """The answers are programs for several processes, too, but for the search of a learning rate."""
     texts = [page.read_text() for page in ANSWERS if "find_lr" not in page.read_text()]
-    (tmp_path / "program.py").write_text("\n".join(block["code"] for text in texts for block in BLOCK.finditer(text)))
+    programs = [re.sub(r"^results = main\(\).*", "main()\n", program(text), flags=re.S | re.M) for text in texts]
+    (tmp_path / "program.py").write_text("".join(programs))  # without uses of a process's part of the predictions
 
     printed = run_processes(tmp_path / "program.py", 2, cwd=tmp_path, timeout=300)
 
