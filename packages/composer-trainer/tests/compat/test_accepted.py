@@ -51,7 +51,7 @@ def test_a_stopper_of_data_that_are_not_evaluated():
     """The training runs to its end."""
     stopper = EarlyStopper("MulticlassAccuracy", "other")
 
-    with pytest.warns(UserWarning, match=r"never stopped.*labelled 'other'.*did you mean 'eval/MulticlassAccuracy'"):
+    with pytest.warns(UserWarning, match=r"has no effect.*labelled 'other'.*did you mean 'eval/MulticlassAccuracy'"):
         trainer = trained(max_duration="2ep", eval_dataloader=make_loader(), callbacks=stopper)
 
     assert trainer.state.timestamp.epoch == 2

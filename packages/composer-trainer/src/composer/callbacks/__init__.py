@@ -15,6 +15,7 @@ from composer.callbacks.memory_monitor import MemoryMonitor
 from composer.callbacks.memory_snapshot import MemorySnapshot, OOMObserver
 from composer.callbacks.nan_monitor import NaNMonitor
 from composer.callbacks.optimizer_monitor import OptimizerMonitor
+from composer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from composer.callbacks.runtime_estimator import RuntimeEstimator
 from composer.callbacks.save_pretrained import SavePretrained
 from composer.callbacks.speed_monitor import SpeedMonitor
@@ -46,6 +47,7 @@ __all__ = [
     "NaNMonitor",
     "OOMObserver",
     "OptimizerMonitor",
+    "ReduceLROnPlateau",
     "RuntimeEstimator",
     "SavePretrained",
     "SpeedMonitor",

@@ -32,22 +32,24 @@ def _check_comparison(_: object, field: attrs.Attribute[Any], comp: object) -> N
 
 
 @attrs.define(eq=False)
-class MetricStopper(Callback, abc.ABC):
-    """End a training when :meth:`judge` returns True for a metric, which is read once per evaluation or epoch.
+class MetricCallback(Callback, abc.ABC):
+    """Call :meth:`use` with the value of a metric, which is read once per evaluation or epoch.
 
     Attributes:
         monitor: The metric's name.
         dataloader_label: Label of the evaluator, or of the training data.
         comp: How to compare two values; None uses the metric's ``higher_is_better``.
-        stopped_at: The batch after which training ended; saved.
         is_fitting: Whether a fit is running; evaluations outside of a fit are ignored.
     """
 
     monitor: str
     dataloader_label: str = ""
     comp: Comparison = attrs.field(default=None, kw_only=True, validator=_check_comparison)
-    stopped_at: int | None = saved(default=None)
     is_fitting: bool = transient(default=False)
+
+    @abc.abstractmethod
+    def use(self, value: float, state: State) -> None:
+        """Use the metric's latest value."""
 
     def __attrs_post_init__(self) -> None:
         """Split ``"eval/Accuracy"`` into label and name."""
@@ -80,27 +82,9 @@ class MetricStopper(Callback, abc.ABC):
         # Tensors, so that torch's functions can be passed.
         return bool(function(torch.tensor(value, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)))
 
-    @abc.abstractmethod
-    def judge(self, value: float, state: State) -> bool:
-        """Return whether to end the training, given the metric's latest value."""
-
-    @abc.abstractmethod
-    def reason(self) -> str:
-        """Return why the training ended, given that :meth:`judge` returned True."""
-
-    @abc.abstractmethod
-    def judge_again(self, state: State) -> bool:
-        """Return the result of :meth:`judge` for the last value with the current settings."""
-
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
         reset_fields(self)
-
-    def after_load(self, state: State, logger: Logger) -> None:
-        """End a resumed training that had ended here, unless the settings have changed."""
-        # A checkpoint of an earlier batch was saved before the stop, so its training continues.
-        if self.stopped_at == state.timestamp.count(TimeUnit.BATCH) and self.judge_again(state):
-            state.stop_training(self.reason())
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Check that the metric exists.
@@ -114,7 +98,7 @@ class MetricStopper(Callback, abc.ABC):
         metrics = _metrics_of(state)
         known = metrics.get(self.dataloader_label, {})
         if self.dataloader_label and self.dataloader_label not in metrics:
-            warnings.warn(f"The training is never stopped. {self._no_such_metric(metrics)}", stacklevel=2)
+            warnings.warn(f"The callback has no effect. {self._no_such_metric(metrics)}", stacklevel=2)
         elif not any(self.monitor == one or self.monitor.startswith(f"{one}/") for one in known):
             raise self._no_such_metric(metrics)
         else:
@@ -136,7 +120,7 @@ class MetricStopper(Callback, abc.ABC):
             self.look(state, state.train_metric_values)
 
     def look(self, state: State, values: Mapping[str, Any]) -> None:
-        """Read the metric, and end the training if :meth:`judge` returns True.
+        """Read the metric, and use its value.
 
         Raises:
             ValueError: The metric is missing, or is not a single number.
@@ -149,9 +133,7 @@ class MetricStopper(Callback, abc.ABC):
                 f"{type(self).__name__}: {self.monitor!r} must be a single number, got a tensor of shape "
                 f"{tuple(value.shape)}. Configure the metric to average over classes."
             )
-        if self.judge(float(value), state):
-            self.stopped_at = int(state.timestamp.count(TimeUnit.BATCH))
-            state.stop_training(self.reason())
+        self.use(float(value), state)
 
     def _no_such_metric(self, metrics: Mapping[str, Mapping[str, Any]]) -> ValueError:
         known = [f"{label}/{name}" for label, own in metrics.items() for name in own]
@@ -163,6 +145,41 @@ class MetricStopper(Callback, abc.ABC):
                 f"label other than 'eval'), or monitor '{next(iter(metrics))}/...'."
             )
         return unknown_metric(f"{type(self).__name__}:{missing} monitor", given, known)
+
+
+@attrs.define(eq=False)
+class MetricStopper(MetricCallback, abc.ABC):
+    """End a training when :meth:`judge` returns True for a metric.
+
+    Attributes:
+        stopped_at: The batch after which training ended; saved.
+    """
+
+    stopped_at: int | None = saved(default=None)
+
+    @abc.abstractmethod
+    def judge(self, value: float, state: State) -> bool:
+        """Return whether to end the training, given the metric's latest value."""
+
+    @abc.abstractmethod
+    def reason(self) -> str:
+        """Return why the training ended, given that :meth:`judge` returned True."""
+
+    @abc.abstractmethod
+    def judge_again(self, state: State) -> bool:
+        """Return the result of :meth:`judge` for the last value with the current settings."""
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """End a resumed training that had ended here, unless the settings have changed."""
+        # A checkpoint of an earlier batch was saved before the stop, so its training continues.
+        if self.stopped_at == state.timestamp.count(TimeUnit.BATCH) and self.judge_again(state):
+            state.stop_training(self.reason())
+
+    def use(self, value: float, state: State) -> None:
+        """End the training if :meth:`judge` returns True."""
+        if self.judge(value, state):
+            self.stopped_at = int(state.timestamp.count(TimeUnit.BATCH))
+            state.stop_training(self.reason())
 
 
 def _metrics_of(state: State) -> dict[str, dict[str, Any]]:

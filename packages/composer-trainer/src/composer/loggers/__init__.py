@@ -6,6 +6,7 @@ from composer.functional.signatures import unquote_annotations
 from composer.loggers.aim_logger import AimLogger
 from composer.loggers.comet_ml_logger import CometMLLogger
 from composer.loggers.console_logger import ConsoleLogger
+from composer.loggers.csv_logger import CSVLogger
 from composer.loggers.file_logger import FileLogger
 from composer.loggers.in_memory_logger import InMemoryLogger
 from composer.loggers.mlflow_logger import MLFlowLogger
@@ -19,6 +20,7 @@ from composer.loggers.wandb_logger import WandBLogger
 
 __all__ = [
     "AimLogger",
+    "CSVLogger",
     "CometMLLogger",
     "ConsoleLogger",
     "FileLogger",

@@ -86,7 +86,7 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
     for scheduler in given:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise TypeError(
-                "schedulers cannot hold ReduceLROnPlateau, which needs a metric at each step; use it in a Callback."
+                "schedulers cannot hold ReduceLROnPlateau of torch: use composer.callbacks.ReduceLROnPlateau(monitor)."
             )
         if isinstance(scheduler, type) or not (isinstance(scheduler, LRScheduler) or callable(scheduler)):
             raise TypeError(
