@@ -23,6 +23,7 @@ trainer.fit()
 trainer.logger.log_table(["id", "x"], [[1, 0.5], [2, "text"]], name="best")
 trainer.logger.log_images(torch.ones(1, 3, 8, 8), name="white")
 trainer.logger.log_images(torch.rand(2, 3, 8, 8), name="pair")
+trainer.logger.log_images(torch.ones(1, 3, 8, 8), name="shown", masks={"found": torch.ones(1, 8, 8)})
 Path("file.txt").write_text("content")
 trainer.logger.upload_file("sub/renamed.txt", "file.txt")
 Path("folder").mkdir()
@@ -177,7 +178,8 @@ class TestFiles:
         """Each image is a file with its key and step."""
         images = [name for name in facts["files"] if name.startswith("images") and name.endswith(".png")]
 
-        assert sorted(name.split("+")[0] for name in images) == ["images/pair~0", "images/pair~1", "images/white"]
+        names = ["pair~0", "pair~1", "shown", "shown~found", "white"]  # a mask is drawn, as MLflow stores none
+        assert sorted(name.split("+")[0] for name in images) == [f"images/{name}" for name in names]
         assert all("+step+10+" in name for name in images)
 
     def test_upload_and_download(self, facts):

@@ -11,6 +11,7 @@ from composer.callbacks.gradual_unfreezing import GradualUnfreezing
 from composer.callbacks.image_visualizer import ImageVisualizer
 from composer.callbacks.load_checkpoint import LoadCheckpoint
 from composer.callbacks.lr_monitor import LRMonitor
+from composer.callbacks.matrix_visualizer import MatrixVisualizer
 from composer.callbacks.memory_monitor import MemoryMonitor
 from composer.callbacks.memory_snapshot import MemorySnapshot, OOMObserver
 from composer.callbacks.nan_monitor import NaNMonitor
@@ -42,6 +43,7 @@ __all__ = [
     "ImageVisualizer",
     "LRMonitor",
     "LoadCheckpoint",
+    "MatrixVisualizer",
     "MemoryMonitor",
     "MemorySnapshot",
     "NaNMonitor",

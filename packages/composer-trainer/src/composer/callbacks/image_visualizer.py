@@ -13,6 +13,9 @@ from composer.core import BatchKey, Callback, Event, Logger, State, Time, TimeUn
 from composer.core.checks import integer, is_flag, one_of
 from composer.core.interval import interval_time
 from composer.core.saving.components import reset_fields, transient
+from composer.loggers.images import draw_boxes
+
+_LEAST_SCORE = 0.5
 
 
 @attrs.define(eq=False)
@@ -25,9 +28,12 @@ class ImageVisualizer(Callback):
     With ``mode="segmentation"``, masks ``(N, H, W)`` of class ids are logged as well: ``prediction``, the argmax of the
     outputs ``(N, C, H, W)``, and ``ground truth``; a negative id, which losses ignore, is shown as ``C``.
 
+    With ``mode="detection"``, the images of a batch of ``ComposerDetector`` are logged at evaluation, with the true
+    boxes in green and the predicted ones with a score of 0.5 or more in red.
+
     Args:
         interval: How often, in batches, epochs (in their first batch) or as a fraction of the training.
-        mode: ``"input"`` or ``"segmentation"``.
+        mode: ``"input"``, ``"segmentation"`` or ``"detection"``.
         num_images: Maximum number of images.
         channels_last: Whether images are ``(N, H, W, C)`` instead of ``(N, C, H, W)``.
         input_key: Key of the images in the batch.
@@ -42,13 +48,15 @@ class ImageVisualizer(Callback):
     """
 
     interval: Time = attrs.field(default=Time(100, TimeUnit.BATCH), converter=interval_time)
-    mode: Literal["input", "segmentation"] = attrs.field(default="input", validator=one_of("input", "segmentation"))
+    mode: Literal["input", "segmentation", "detection"] = attrs.field(
+        default="input", validator=one_of("input", "segmentation", "detection")
+    )
     num_images: int = integer(8, 1, meaning="It is the number of images to log.")
     channels_last: bool = attrs.field(default=False, validator=is_flag)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
 
-    _images: Tensor | None = transient(default=None)
+    _images: Any = transient(default=None)
     _last_batch: int = transient(default=-1)
     _is_new_evaluation: bool = transient(default=False)
 
@@ -63,7 +71,7 @@ class ImageVisualizer(Callback):
     def before_forward(self, state: State, logger: Logger) -> None:
         """Store the images, before an in-place layer can change them."""
         batch = int(state.timestamp.count(TimeUnit.BATCH))
-        if batch != self._last_batch and logger.destinations:  # only the first microbatch
+        if batch != self._last_batch and logger.destinations and self.mode != "detection":  # only the first microbatch
             self._last_batch = batch
             self._images = self._shown_images(state)
 
@@ -85,8 +93,10 @@ class ImageVisualizer(Callback):
         """Log the images."""
         self._log("Images/Eval", state, logger)
 
-    def _shown_images(self, state: State) -> Tensor:
+    def _shown_images(self, state: State) -> Any:
         images = state.batch_get_item(self.input_key)
+        if self.mode == "detection":
+            return [_shown(one[None])[0] for one in images[: self.num_images]]
         if not isinstance(images, Tensor) or images.ndim != 4:
             what = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
             raise ValueError(
@@ -100,6 +110,10 @@ class ImageVisualizer(Callback):
         if images is None:
             return
         masks: dict[str, Any] = {}
+        if self.mode == "detection":
+            targets = state.batch_get_item(self.target_key)
+            found = [one["boxes"][one["scores"] >= _LEAST_SCORE] for one in state.outputs[: len(images)]]
+            images = [draw_boxes(*each) for each in zip(images, found, (one["boxes"] for one in targets), strict=False)]
         if self.mode == "segmentation":
             outputs = state.outputs
             if not isinstance(outputs, Tensor):  # such as those of two heads; the model selects one

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from torch import Tensor
 
 from composer.core import Logger, State, TimeUnit
 from composer.core.checks import integer, is_flag
@@ -21,6 +22,7 @@ from composer.core.saving.components import transient
 from composer.core.saving.files import check_template, fill_in_run
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
+from composer.loggers.images import to_images, with_masks
 from composer.loggers.values import read
 
 _FIELDS = ("run_name", "rank")
@@ -58,6 +60,8 @@ class FileLogger(GatheringLogger):
         {"epoch": 0, "batch": 0, "seconds": 0.0, "metrics": {"loss/train/total": 2.31, "lr-SGD/group0": 0.1}}
         {"epoch": 0, "batch": 100, "seconds": 1.2, "table": "samples", "columns": ["id"], "rows": [[7]]}
         {"epoch": 0, "batch": 100, "seconds": 1.2, "stdout": "something that was printed"}
+
+    Images are PNG files in the folder ``images`` beside the file, with their name and batch.
 
     ``seconds`` is the clock's wall time. Values are read and written every ``flush_interval`` batches, at the end of
     each epoch, after evaluations and at the end, line by line: if the process is killed, only the line that is being
@@ -153,6 +157,29 @@ class FileLogger(GatheringLogger):
         """Write a table as a line, at the next flush."""
         self._add(step, table=name, columns=list(columns), rows=[list(row) for row in rows])
 
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        *,
+        masks: Mapping[str, Any] | None = None,
+        mask_class_labels: Mapping[int, str] | None = None,
+        use_table: bool = True,
+    ) -> None:
+        """Write images, and those with masks drawn over them, as PNG files, and their paths as a line."""
+        if self.path is None:
+            return
+        shown = with_masks(to_images(images, channels_last=channels_last), name, masks)
+        places = {
+            self.path.parent / f"images/{title}-ba{self._clock(step)['batch']}-{number}.png": image
+            for title, each in shown.items()
+            for number, image in enumerate(each)
+        }
+        self.report_failure_of("log_images", lambda: _save(places))
+        self._add(step, images=name, files=[str(place.relative_to(self.path.parent)) for place in places])
+
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run, and start capturing printed lines."""
         self.raise_if_in_use(logger)
@@ -238,6 +265,14 @@ class FileLogger(GatheringLogger):
             "batch": now.count(TimeUnit.BATCH) if step is None else step,
             "seconds": now.count(TimeUnit.SECOND),
         }
+
+
+def _save(images: Mapping[Path, Tensor]) -> None:
+    from PIL import Image  # noqa: PLC0415  (needed for images alone)
+
+    for path, image in images.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.squeeze(-1).numpy()).save(path)
 
 
 def _first_line(path: Path) -> bytes:

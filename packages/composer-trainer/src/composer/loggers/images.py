@@ -1,11 +1,14 @@
-"""Convert images of any kind to a form that all products can store."""
+"""Convert images of any kind to a form that all products can store, and draw masks, boxes and matrices."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from composer.loggers.products import import_product
 
 
 def to_images(images: Any, *, channels_last: bool = False) -> list[Tensor]:
@@ -41,6 +44,68 @@ def to_masks(masks: Any) -> list[Tensor]:
     """
     classes = torch.as_tensor(masks).detach().cpu()
     return list(classes) if classes.ndim == 3 else [classes]
+
+
+def with_masks(images: Sequence[Tensor], name: str, masks: Mapping[str, Any] | None) -> dict[str, Sequence[Tensor]]:
+    """Return images ``(H, W, C)`` by their name, and with each of their masks drawn over them as ``name/mask``.
+
+    Example:
+        >>> [*with_masks(to_images(torch.rand(2, 3, 8, 4)), "shown", {"found": torch.ones(2, 8, 4)})]
+        ['shown', 'shown/found']
+    """
+    drawn = {f"{name}/{title}": [*map(_draw_mask, images, to_masks(mask))] for title, mask in (masks or {}).items()}
+    return {name: images, **drawn}
+
+
+def draw_boxes(image: Tensor, found: Tensor, true: Tensor) -> Tensor:
+    """Return an image ``(C, H, W)`` as ``(3, H, W)`` bytes with found boxes in red, and true ones in green, xyxy.
+
+    Example:
+        >>> draw_boxes(torch.zeros(1, 8, 8), torch.tensor([[1, 1, 5, 5]]), torch.zeros(0, 4)).shape
+        torch.Size([3, 8, 8])
+    """
+    from torchvision.utils import draw_bounding_boxes  # type: ignore[import-untyped]  # noqa: PLC0415  (slow)
+
+    pixels = to_images(image)[0][..., :3].permute(2, 0, 1).expand(3, -1, -1)
+    for boxes, color in ((true, "lime"), (found, "red")):
+        pixels = draw_bounding_boxes(pixels, boxes.detach().cpu(), colors=color) if len(boxes) else pixels
+    return pixels
+
+
+def draw_matrix(matrix: Tensor, names: Sequence[str] | None = None) -> Tensor:
+    """Return a picture ``(H, W, 3)`` of a matrix, such as of confusion, with colors by the fractions of each row.
+
+    Args:
+        matrix: Shape ``(C, C)``. Up to 20 classes are labelled with their numbers.
+        names: Names of the classes.
+
+    Example:
+        >>> draw_matrix(torch.eye(3)).shape[-1]
+        3
+    """
+    values = matrix.detach().double().cpu()
+    figure = import_product("matplotlib.figure", "plot").Figure(layout="constrained")
+    canvas, axes = import_product("matplotlib.backends.backend_agg", "plot").FigureCanvasAgg(figure), figure.subplots()
+    shares = values / values.sum(1, keepdim=True).clamp(min=1e-12)
+    axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="predicted", ylabel="true")
+    if names is not None:
+        axes.set_xticks(range(len(names)), names, rotation=90)
+        axes.set_yticks(range(len(names)), names)
+    for row, column in values.nonzero().tolist() if len(values) <= 20 else ():
+        color = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, f"{values[row, column].item():.4g}", ha="center", va="center", color=color, fontsize=7)
+    canvas.draw()
+    return torch.tensor(bytearray(canvas.buffer_rgba())).view(*canvas.get_width_height()[::-1], 4)[..., :3]
+
+
+def _draw_mask(image: Tensor, mask: Tensor) -> Tensor:
+    from torchvision.utils import draw_segmentation_masks  # noqa: PLC0415  (takes a second)
+
+    classes = mask.long() == torch.arange(int(mask.max()) + 1)[:, None, None]
+    pixels = image[..., :3].permute(2, 0, 1).expand(3, -1, -1)
+    drawn: Tensor = draw_segmentation_masks(pixels, classes, 0.5)
+    return drawn.permute(1, 2, 0)
 
 
 def _to_image(pixels: Tensor, channels_last: bool) -> Tensor:

@@ -21,7 +21,7 @@ from composer.core.checks import is_flag, shortened
 from composer.core.logger import detach_to_host
 from composer.core.saving.components import transient
 from composer.loggers.gathering import GatheringLogger
-from composer.loggers.images import to_images
+from composer.loggers.images import to_images, with_masks
 from composer.loggers.products import import_product, require_product
 from composer.loggers.values import Number, numbers_by_name
 
@@ -70,6 +70,9 @@ class TrackerLogger(GatheringLogger, ABC):
 
     product: ClassVar[tuple[str, str]]
     """The module of the product, and the extra of composer-trainer that installs it."""
+
+    shows_masks: ClassVar[bool] = False
+    """Whether the tracker stores masks beside images; otherwise they are drawn."""
 
     saved_as: ClassVar[str] = "run_id"
     """The name of ``run_id`` in a checkpoint."""
@@ -220,7 +223,7 @@ class TrackerLogger(GatheringLogger, ABC):
             name: Name of the images.
             channels_last: Whether the shapes are ``(H, W, C)`` and ``(N, H, W, C)``.
             step: Their batch.
-            masks: Class ids of pixels ``(N, H, W)`` by name, if the tracker supports them.
+            masks: Class ids of pixels ``(N, H, W)`` by name. A tracker without masks gets images ``name/mask``.
             mask_class_labels: Names of the classes.
             use_table: Whether to log them as rows of a table, if the tracker supports it.
         """
@@ -228,7 +231,8 @@ class TrackerLogger(GatheringLogger, ABC):
             return
         details = {"masks": masks, "mask_class_labels": mask_class_labels, "use_table": use_table}
         shown = to_images(images, channels_last=channels_last)
-        self._when_open("log_images", partial(self.write_images, shown, name, step or 0, details))
+        for title, each in with_masks(shown, name, None if self.shows_masks else masks).items():
+            self._when_open("log_images", partial(self.write_images, each, title, step or 0, details))
 
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool = False) -> None:
         """Upload a file to the run, if :meth:`can_upload_files`."""

@@ -61,6 +61,7 @@ class WandBLogger(TrackerLogger):
         False
     """
 
+    shows_masks: ClassVar = True
     product: ClassVar = ("wandb", "wandb")
 
     project: str | None = None
