@@ -73,7 +73,7 @@ nitpick_ignore_regex = [
     ("py:obj", r"composer\.core\.time\.Value"),
     ("py:class", r"Box|BoxFormat|(composer\.trainer\.tools\.summary\.)?Layer|Number|ParallelStyle|Target|TokenCount"),
     ("py:obj", r"composer\.functional\.augmentations\.annotations\.(Batch|Target)"),
-    ("py:class", r"Declaration|EvalInterval|ObservableList|Points|Schedule"),
+    ("py:class", r"Declaration|EvalInterval|Fit|ObservableList|Points|Schedule"),
 ]
 
 html_context = {"default_mode": "auto"}
