@@ -155,3 +155,23 @@ def test_in_tensorboard(tmp_path):
         for tag in accumulator.EventAccumulator(str(folder), size_guidance={"images": 0}).Reload().Tags()["images"]
     ]
     assert any(tag.startswith("Images/Train") for tag in tags)
+
+
+def test_masks_of_one_score():
+    """With one score for each pixel, class 1 is predicted where it is positive."""
+
+    class Binary(Recorded):
+        def forward(self, batch):
+            return batch[0][:, :1] * self.scores.weight[0, 0, 0, 0].abs()
+
+        def loss(self, outputs, batch):
+            return nn.functional.binary_cross_entropy_with_logits(outputs, batch[1])
+
+    batches, model = [(torch.rand(6, 3, 4, 4) - 0.5, (torch.rand(6, 1, 4, 4) > 0.5).float())], Binary()
+    expected = (batches[0][0][:, 0] > 0).long()
+
+    masks = fit(model, ImageVisualizer("1ba", mode="segmentation"), batches)[0]["masks"]
+
+    assert torch.equal(masks["prediction"], expected)
+    assert 0 < expected.sum() < expected.numel()
+    assert torch.equal(masks["ground truth"], batches[0][1][:, 0])

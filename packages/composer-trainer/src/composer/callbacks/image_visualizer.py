@@ -26,7 +26,8 @@ class ImageVisualizer(Callback):
     outside of ``[0, 1]``, such as normalized ones, are rescaled to their own minimum and maximum.
 
     With ``mode="segmentation"``, masks ``(N, H, W)`` of class ids are logged as well: ``prediction``, the argmax of the
-    outputs ``(N, C, H, W)``, and ``ground truth``; a negative id, which losses ignore, is shown as ``C``.
+    outputs ``(N, C, H, W)`` or the sign of one score, and ``ground truth``; a negative id, which losses ignore, is
+    shown as ``C``.
 
     With ``mode="detection"``, the images of a batch of ``ComposerDetector`` are logged at evaluation, with the true
     boxes in green and the predicted ones with a score of 0.5 or more in red.
@@ -119,6 +120,9 @@ class ImageVisualizer(Callback):
             if not isinstance(outputs, Tensor):  # such as those of two heads; the model selects one
                 outputs = state.model.eval_forward(state.batch, outputs)
             outputs, target = outputs[: len(images)], state.batch_get_item(self.target_key)[: len(images)]
+            if outputs.ndim == 3 or outputs.shape[1] == 1:  # one score, that of class 1
+                score = outputs.reshape(len(outputs), 1, *outputs.shape[-2:])
+                outputs, target = torch.cat([torch.zeros_like(score), score], 1), target.reshape(score.shape).squeeze(1)
             masks["masks"] = {
                 "prediction": outputs.detach().argmax(dim=1),
                 "ground truth": _class_ids(target, outputs.shape[1]),
