@@ -19,7 +19,7 @@ from composer.core import (
     rebuild_algorithm,
 )
 from composer.core.base import hook_of, intervals_of, overrides
-from composer.core.saving.components import settings_to_data
+from composer.core.saving.components import settings_to_save
 
 
 @attrs.define(eq=False)
@@ -186,7 +186,7 @@ class TestSettings:
         """Settings are converted to data and reconstruct an equal algorithm."""
         algorithm = RegistryExample(alpha=0.5, every="3ba", input_key="image")
 
-        settings = settings_to_data(algorithm)
+        settings = settings_to_save(algorithm)
         again = rebuild_algorithm({"name": "RegistryExample", "settings": settings})
 
         assert settings == {"alpha": 0.5, "every": "3ba", "input_key": "image", "act_fn": None}

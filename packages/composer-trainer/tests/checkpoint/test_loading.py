@@ -100,7 +100,7 @@ class TestCompleteCheckpoints:
             load_checkpoint(tmp_path / "nowhere", later)
         with pytest.raises(CheckpointError, match=r"manifest\.json is missing, so this is no checkpoint"):
             load_checkpoint(tmp_path, later)
-        with pytest.raises(CheckpointError, match="contains no complete checkpoint"):
+        with pytest.raises(CheckpointError, match=r"manifest\.json is missing, so this is no checkpoint"):
             load_checkpoint("latest", later, folder=tmp_path)
 
     def test_other_software_warns(self, runs, saved, later):

@@ -28,6 +28,18 @@ def test_names_with_the_ending_of_files(tmp_path):
     assert source_of("memory://names/ep3.pt") == ForeignFile("memory://names/ep3.pt")
 
 
+def test_names_in_a_file_lead_nowhere_else(tmp_path):
+    """A file with a name leads to what has it in the same folder: not out of the folder, and not in a circle."""
+    (tmp_path / "runs" / "ep1").mkdir(parents=True)
+    files = {name: tmp_path / "runs" / f"{name}.pt" for name in ("up", "ep", "one", "other")}
+    for name, content in {"up": "..", "ep": "ep1\n", "one": "other.pt", "other": "one.pt"}.items():
+        files[name].write_text(content)
+
+    assert source_of(files["up"]) == ForeignFile(files["up"])
+    assert source_of(files["ep"]) == str(tmp_path / "runs" / "ep1")
+    assert source_of(files["one"]) == ForeignFile(files["other"])
+
+
 def test_path_of_a_file_where_a_checkpoint_is_expected(tmp_path):
     """The error has the line that loads a file."""
     model = nn.Linear(2, 2)

@@ -442,7 +442,7 @@ class State(FormerState):
             >>> state.state_dict()["max_duration"], state.state_dict()["timestamp"]["epoch"]
             ({'$time': '10ep'}, 0)
         """
-        return with_former(to_data(saved_state.state_to_data(self)), self)
+        return with_former(to_data(saved_state.state_to_save(self)), self)
 
     @property
     def serialized_attributes(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from composer.core import (
     split_tensors,
 )
 from composer.core.saving.codec import field_types
-from composer.core.saving.components import ObservableList, is_unsaved, settings_to_data, transient
+from composer.core.saving.components import ObservableList, is_unsaved, settings_to_save, transient
 
 
 def magnitude(number):
@@ -180,7 +180,7 @@ class TestSavedFields:
         one = Keeps()
         one.kept = -1
 
-        assert "kept" not in {*settings_to_data(one), *one.state_dict()}
+        assert "kept" not in {*settings_to_save(one), *one.state_dict()}
         assert "kept" not in repr(one)
 
 
@@ -281,7 +281,7 @@ def test_reconstructs_from_settings(kind, data):
     """Name and settings are sufficient to reconstruct each algorithm."""
     algorithm = data.draw(objects_of(kind))
 
-    record = through_files({"name": kind.__name__, "settings": settings_to_data(algorithm)})
+    record = through_files({"name": kind.__name__, "settings": settings_to_save(algorithm)})
     again = rebuild_algorithm(record)
 
     assert [name for name, saved in record["settings"].items() if is_unsaved(saved)] == []

@@ -5,7 +5,7 @@ import pytest
 
 from composer.core import Algorithm
 from composer.core.base import rebuild_algorithm
-from composer.core.saving.components import settings_to_data
+from composer.core.saving.components import settings_to_save
 from composer.core.saving.secrets import hide_secrets, is_secret_name, without_secret_urls
 
 SECRET = "auth key keys api_key X-Api-Key accessToken hf_token pwd jwt bearer header extraHeaders webhook hook secrets"
@@ -73,11 +73,11 @@ class Fetch(Algorithm):
 
 def test_settings_that_are_saved():
     """A secret is not saved, and constructing the algorithm again names the setting to pass."""
-    data = settings_to_data(Fetch("s3cr3t"))
+    data = settings_to_save(Fetch("s3cr3t"))
 
     assert data == {"password": {"unsaved": "(hidden)"}, "input_key": "image"}
-    described = settings_to_data(Fetch(("s3cr3t", print)))["password"]
+    described = settings_to_save(Fetch(("s3cr3t", print)))["password"]
     assert described == {"unsaved": "('(hidden)', function builtins.print)"}
     with pytest.raises(ValueError, match=r"setting password was not data.*algorithms=\[Fetch\(password=\.\.\.\)\]"):
         rebuild_algorithm({"name": "Fetch", "settings": data})
-    assert rebuild_algorithm({"name": "Fetch", "settings": settings_to_data(Fetch())}).input_key == "image"
+    assert rebuild_algorithm({"name": "Fetch", "settings": settings_to_save(Fetch())}).input_key == "image"

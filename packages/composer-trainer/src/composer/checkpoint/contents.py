@@ -1,6 +1,7 @@
 """What a checkpoint contains of a run: the contract between saving and loading.
 
-The data of ``state.json`` is what ``State.state_dict`` returns, with tensors replaced by their names, and beside it:
+The data of ``state.json`` is what ``state_to_save`` of ``core/saving/saved_state.py`` returns, encoded by the codec,
+with the names of tensors in their place, and beside it:
 
 - ``model``: what the model's state has besides tensors; its weights are in ``model.safetensors``.
 - ``optimizers``: their state, with the tensors in ``optimizers.safetensors``.
@@ -37,7 +38,7 @@ from composer.core.saving.codec import Record, plain
 IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object] | None
 """Patterns such as ``"optimizers/*"``, or a function that removes from its argument, a dictionary, what to ignore."""
 BESIDE_STATE = ("extra", "environment", "integrations", "modules")
-"""The names in the data of what is no part of ``State.state_dict``; earlier releases saved the last one."""
+"""The names in the data of what is no part of the state; earlier releases saved the last one."""
 PROCESS, OWN_PROCESS = "process", "own"
 """The names in ``extra`` of what belongs to the process that saves; when it is loaded, of the first and of this one."""
 
@@ -56,7 +57,7 @@ def contents_of(
     Raises:
         NotSerializableError: A value is neither data nor a tensor; the error names its place.
     """
-    saved = saved_state.state_to_data(state) | {"model": state.get_model_state_dict()}
+    saved = saved_state.state_to_save(state) | {"model": state.get_model_state_dict()}
     if not weights_only:
         saved |= {"optimizers": state.get_optim_state_dict(), "extra": dict(extra or {})}
     remove_ignored(saved, ignore_keys)

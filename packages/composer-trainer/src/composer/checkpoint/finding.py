@@ -1,17 +1,19 @@
-"""From a path or URL to a checkpoint that all processes load: its folder, or the newest checkpoint of a folder.
+"""From a path or URL to a checkpoint: its folder and name, or the newest undamaged checkpoint of a folder.
 
-:func:`follow` follows a path and links to a checkpoint, or to a folder of checkpoints. :func:`candidates` and
-:func:`damage_of` choose the newest undamaged one in a folder. One process does both by :func:`locate`. Several, which
-all have to call :func:`agreed_path` or :func:`agreed_newest`, load from the path that rank 0 has found, after
-``_check_all_see`` has verified that they find the same checkpoint there. Nothing here changes a folder.
+:func:`follow` follows a path and links to a checkpoint, or to a folder of checkpoints. :func:`locate` and
+:func:`open_checkpoint` are for one process, and choose in a folder by :func:`newest_checkpoint`. :func:`agreed_path`
+and :func:`agreed_newest` do the same for all processes, which have to call them together: rank 0 follows the path and
+lists the folder, and all compare contents and load from the path that they return. Nothing here changes a folder.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import attrs
 
@@ -22,6 +24,8 @@ from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import Timestamp
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
+
+Found = TypeVar("Found")
 
 
 @attrs.frozen
@@ -79,7 +83,7 @@ def find_checkpoints(folder: str | os.PathLike[str] | Folder) -> list[FoundCheck
 
 
 def newest_checkpoint(
-    folder: str | os.PathLike[str], *, run_name: str | None = None, weights_only: bool | None = False
+    folder: str | os.PathLike[str] | Folder, *, run_name: str | None = None, weights_only: bool | None = False
 ) -> FoundCheckpoint | None:
     """Return the undamaged checkpoint of a folder that has the most batches; None if there is none.
 
@@ -98,57 +102,62 @@ def newest_checkpoint(
         >>> newest_checkpoint("no/such/folder") is None
         True
     """
-    opened = open_folder(folder)
-    for found in candidates(opened, run_name, weights_only=weights_only):
-        problem = found.problem or damage_of(opened, found.name)
+    opened = open_folder(folder) if isinstance(folder, (str, os.PathLike)) else folder
+    found = candidates(opened, run_name, weights_only=weights_only)
+    return _first_undamaged(found, lambda one: one.problem or damage_of(opened, one.name))
+
+
+def _first_undamaged(
+    found: Iterable[FoundCheckpoint], problem_of: Callable[[FoundCheckpoint], str | None]
+) -> FoundCheckpoint | None:
+    """Return the first checkpoint in which no problem is found, and warn of those before it."""
+    for one in found:
+        problem = problem_of(one)
         if problem is None:
-            return found
-        warn_of_skipped(problem)
+            return one
+        skipped = f"Skipped a checkpoint that is incomplete or damaged: {problem}"
+        warnings.warn(skipped, UserWarning, stacklevel=3)
     return None
 
 
-def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> tuple[Folder, str]:
-    """Return the folder that a checkpoint is in, and its name there.
+def latest_in(folder: Any, path: Any) -> Any:
+    """Return the folder, if there is one, in place of the path ``"latest"``, and any other path as it is."""
+    return folder if folder is not None and str(path).rstrip("/") == "latest" else path
+
+
+def locate(path: str | os.PathLike[str]) -> tuple[Folder, str]:
+    """Return the folder that a checkpoint is in, and its name there; for one process.
 
     Args:
-        path: The checkpoint; a link or file that names it (``runs/latest``); a folder of checkpoints, of which the
-            newest undamaged one is chosen; or ``"latest"``, the newest undamaged one in ``folder``.
-        folder: Where to look for ``"latest"``.
+        path: The checkpoint; a link or file that names it (``runs/latest``); or a folder of checkpoints, of which the
+            newest undamaged one is chosen.
 
     Raises:
         CheckpointError: There is none.
     """
-    opened, name = follow(path, folder)
+    opened, name = follow(path)
     if name is None:
-        found = newest_checkpoint(str(opened), weights_only=None)
-        if found is None:
-            raise without_any(opened)
-        name = found.name
+        name = _required(newest_checkpoint(opened, weights_only=None), opened).name
     return opened, name
 
 
-def open_checkpoint(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> OpenCheckpoint:
-    """Return a checkpoint to be read.
-
-    Args:
-        path: The checkpoint; see :func:`locate`.
-        folder: Where to look for ``"latest"``.
+def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
+    """Return the checkpoint at a path, see :func:`locate`, to be read; for one process.
 
     Raises:
         CheckpointError: There is none, or it is incomplete or damaged.
     """
-    return OpenCheckpoint.of(*locate(path, folder))
+    return OpenCheckpoint.of(*locate(path))
 
 
-def agreed_path(path: str, folder: str | os.PathLike[str] | None = None) -> str:
+def agreed_path(path: str) -> str:
     """Return the path from which all processes load, which rank 0 chooses; all have to call it.
 
     Rank 0 follows links, as one may change before another process follows it. In a folder of checkpoints, the newest
     undamaged one is chosen by :func:`agreed_newest`.
 
     Args:
-        path: The path of a checkpoint. That of rank 0 is used.
-        folder: Where to look for ``"latest"``.
+        path: The path of a checkpoint; see :func:`locate`. That of rank 0 is used.
 
     Raises:
         CheckpointError: In every process, if there is none.
@@ -162,13 +171,10 @@ def agreed_path(path: str, folder: str | os.PathLike[str] | None = None) -> str:
     is_folder = False
     with failing_in_all_processes("cannot be loaded: looking for it", partial(CheckpointError, path)):
         if get_global_rank() == 0:
-            parent, name = follow(path, folder)
+            parent, name = follow(path)
             path, is_folder = (str(parent), True) if name is None else (parent.at(name), False)
     path, is_folder = from_rank_zero((path, is_folder))
-    chosen = agreed_newest(path, None, weights_only=None) if is_folder else path
-    if chosen is None:
-        raise without_any(open_folder(path))
-    return chosen
+    return _required(agreed_newest(path, None, weights_only=None), open_folder(path)) if is_folder else path
 
 
 def agreed_newest(
@@ -189,36 +195,30 @@ def agreed_newest(
     """
     opened = open_folder(folder) if isinstance(folder, (str, os.PathLike)) else folder
     failed = partial(CheckpointError, str(opened))
+
+    def problem_of(one: FoundCheckpoint) -> str | None:
+        with failing_in_all_processes("cannot be loaded from: reading a checkpoint", failed):
+            own = one.problem or damage_of(opened, one.name, get_global_rank(), get_world_size())
+        return next(filter(None, all_gather_object(own)), None)
+
     with failing_in_all_processes("cannot be loaded from: looking for a checkpoint", failed):
         found = candidates(opened, run_name, weights_only=weights_only) if get_global_rank() == 0 else []
-    for name, path, problem in from_rank_zero([(one.name, one.path, one.problem) for one in found]):
-        with failing_in_all_processes("cannot be loaded from: reading a checkpoint", failed):
-            damage = problem or damage_of(opened, name, get_global_rank(), get_world_size())
-        damage = next(filter(None, all_gather_object(damage)), None)
-        if damage is None:
-            return str(path)
-        warn_of_skipped(damage)
-    return None
+    of_first = from_rank_zero([attrs.evolve(one, error=None) for one in found])  # errors are not sent
+    newest = _first_undamaged(of_first, problem_of)
+    return None if newest is None else newest.path
 
 
-def follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None) -> tuple[Folder, str | None]:
+def follow(path: str | os.PathLike[str]) -> tuple[Folder, str | None]:
     """Return as :func:`locate`, but None in place of the name if the newest one of the folder is to be chosen."""
     if not str(path):
         raise CheckpointError("''", "is not the path of a checkpoint.")
-    text = str(path)
-    if text.rstrip("/") == "latest" and folder is not None:
-        return open_folder(folder), None
-    if not is_remote(text):
-        local = local_path(text)
-        text = os.path.realpath(local) if local.is_symlink() else str(local.absolute())
-    parent, name = split_path(text)
+    text = without_link(path)
+    parent, name = split_path(text if is_remote(text) else str(local_path(text).absolute()))
     opened = open_folder(parent)
-    latest = opened.get_latest(name)
-    if latest and latest != ".." and latest == Path(latest).name and opened.exists(latest):
-        name = latest
-    elif not opened.exists(name):
+    name = follow_link(opened, name)
+    if not opened.exists(name):
         raise MissingCheckpointError(path)
-    elif not is_remote(text) and Path(text).is_file():
+    if not is_remote(text) and Path(opened.at(name)).is_file():
         what = "is a file: torch.load reads it, and load_checkpoint(composer.foreign.ForeignFile(path), …) loads it."
         raise CheckpointError(path, what)
     inside = open_folder(opened.at(name))
@@ -227,9 +227,27 @@ def follow(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None) 
     return opened, name
 
 
-def without_any(folder: Folder) -> CheckpointError:
-    """Return the error of a folder in which there is nothing to load."""
-    return CheckpointError(str(folder), "contains no complete checkpoint.")
+def without_link(path: object) -> str:
+    """Return a path after following the symbolic link that it may be, and a URL as it is."""
+    text = str(path)
+    return text if is_remote(text) or not local_path(text).is_symlink() else os.path.realpath(local_path(text))
+
+
+def follow_link(folder: Folder, name: str) -> str:
+    """Return the name to which a link, or the content of a file, leads in a folder; the same name if to none.
+
+    A link never leads out of the folder: only the name of something in it is followed.
+    """
+    target = folder.get_latest(name)
+    is_name = target and target != ".." and target == Path(target).name and folder.exists(target)
+    return target if target and is_name else name
+
+
+def _required(found: Found | None, folder: Folder) -> Found:
+    """Return what was found in a folder, and raise a CheckpointError if that is nothing."""
+    if found is None:
+        raise CheckpointError(str(folder), "contains no complete checkpoint.")
+    return found
 
 
 def candidates(opened: Folder, run_name: str | None, *, weights_only: bool | None) -> list[FoundCheckpoint]:
@@ -267,11 +285,6 @@ def damage_of(opened: Folder, name: str, rank: int = 0, world_size: int = 1) -> 
     except CheckpointError as error:
         return str(error)
     return None
-
-
-def warn_of_skipped(problem: str) -> None:
-    """Warn of a checkpoint that is not loaded, though it is newer than the one that is."""
-    warnings.warn(f"Skipped a checkpoint that is incomplete or damaged: {problem}", UserWarning, stacklevel=3)
 
 
 def clock_order(clock: Timestamp) -> tuple[int, int, int]:

@@ -32,7 +32,7 @@ from composer.checkpoint.contents import (
     remove_ignored,
 )
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from composer.checkpoint.finding import agreed_path, open_checkpoint
+from composer.checkpoint.finding import agreed_path, latest_in, open_checkpoint
 from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, dictionary
 from composer.checkpoint.reading import OpenCheckpoint, references, sharded_like
 from composer.core import LoadReport, Logger, State, StateMismatchError, join_tensors
@@ -146,7 +146,6 @@ def load_checkpoint(
     """
     request = LoadRequest(
         state,
-        folder=folder,
         weights_only=weights_only,
         strict_model_weights=strict_model_weights,
         ignore_keys=ignore_keys,
@@ -155,10 +154,11 @@ def load_checkpoint(
         logger=logger,
         check_extra=check_extra,
     )
+    path = latest_in(folder, path)
     if not is_sharded(state.model):
         return request.apply(*request.check(path))
     # A link may change, or a file system be behind, between the reads of two processes.
-    source = path if isinstance(path, Source) else agreed_path(os.fspath(path), folder)
+    source = path if isinstance(path, Source) else agreed_path(os.fspath(path))
     return request.load_in_all_processes(source)
 
 
@@ -167,7 +167,6 @@ class LoadRequest:
     """What is to be loaded into a run, and how; the fields are the arguments of :func:`load_checkpoint`."""
 
     state: State
-    folder: str | os.PathLike[str] | None = None
     weights_only: bool = False
     strict_model_weights: bool = True
     ignore_keys: IgnoreKeys = None
@@ -211,7 +210,7 @@ class LoadRequest:
         if isinstance(path, Source):
             saved = path.read(self.state, weights_only=self.weights_only)
         else:
-            opened = open_checkpoint(path, self.folder)
+            opened = open_checkpoint(path)
             if opened.manifest.weights_only and not self.weights_only:
                 raise CheckpointError(opened.path, ONLY_WEIGHTS)
             saved = SavedRun.read(opened, self.state, weights_only=self.weights_only)
@@ -327,7 +326,7 @@ class SavedRun:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state of the run, as ``State.state_dict`` returns it, with ``"model"`` and ``"optimizers"``."""
+        """The state of the run, as ``state_to_save`` returned it, with ``"model"`` and ``"optimizers"``."""
         return {name: value for name, value in self.data.items() if name not in BESIDE_STATE}
 
     def beside(self, name: str) -> dict[str, Any]:

@@ -223,7 +223,9 @@ class LocalFolder:
 
 
 Folder: TypeAlias = LocalFolder | RemoteFolder
-"""Both have the same methods. What reads raises a CheckpointError, and what writes a CheckpointSaveError."""
+"""What reads raises a CheckpointError, and what writes a CheckpointSaveError.
+
+Local ones, of which ``FileFolder`` of ``foreign/pt_files.py`` is one, have two methods more: ``tidy``, ``set_aside``."""
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:

@@ -64,7 +64,7 @@ def _without_slash(url: str) -> str:
 
 @attrs.frozen
 class RemoteFolder:
-    """A folder of checkpoints at a URL; the methods are those of a :class:`~composer.checkpoint.local.LocalFolder`.
+    """A folder of checkpoints at a URL, with the methods of a ``LocalFolder`` other than ``tidy`` and ``set_aside``.
 
     A checkpoint is complete as soon as its manifest, the last file, is uploaded. Two runs can save to one such folder.
 

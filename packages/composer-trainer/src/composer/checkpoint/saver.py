@@ -1,12 +1,13 @@
 """The callback that saves checkpoints during a run; the Trainer creates it for ``save_folder``.
 
-A save has five steps, the first four in all processes at the same batches:
+A save has six steps, the first five in all processes at the same batches:
 
 1. At the events of checkpoints, :class:`DueSaves` decides whether to save.
-2. :meth:`CheckpointSaver.save` does nothing if the last save was of this moment.
-3. ``_wait`` waits until the last save is written, so that there is never more than one copy of the run.
-4. ``_snapshot`` copies the run into a :class:`~composer.checkpoint.saving.Snapshot`.
-5. A thread writes it, and then updates the :class:`~composer.checkpoint.run_folder.RunFolder`.
+2. :meth:`CheckpointSaver.save` calls ``resume_data``, which returns what a Trainer saves beside the state.
+3. It does nothing more if the last save was of this moment, of which ``interrupted`` in that data is a part.
+4. ``_wait`` waits until the last save is written, so that there is never more than one copy of the run.
+5. ``_snapshot`` copies the run into a :class:`~composer.checkpoint.saving.Snapshot`.
+6. A thread writes it, and then updates the :class:`~composer.checkpoint.run_folder.RunFolder`.
 
 If the write fails, ``_repeatable`` forgets the save, so that the same batch can be saved again. One process raises the
 error at the next batch. Several raise it at the next save, because all of them have to raise it at the same batch.

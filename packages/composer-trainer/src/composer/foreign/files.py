@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from pathlib import Path
 
 import attrs
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.finding import agreed_newest, agreed_path
+from composer.checkpoint.finding import agreed_newest, agreed_path, follow_link, without_link
 from composer.checkpoint.folder import MANIFEST, is_remote, local_path, split_path
 from composer.checkpoint.loading import SavedRun, Source
 from composer.checkpoint.local import open_folder
@@ -79,51 +78,49 @@ class ForeignFile(Source):
 
 
 def source_of(path: str | os.PathLike[str]) -> str | Source:
-    """Return what is at a path: a file of another library, or the path of a checkpoint.
+    """Return what is at a path: a file of another library, or the path of a checkpoint; for one process.
 
     Example:
         >>> source_of("resnet.pt"), source_of("runs/ep3-ba1200")
         (ForeignFile(path='resnet.pt'), 'runs/ep3-ba1200')
     """
-    text = os.fspath(path)
-    if not is_remote(text) and local_path(text).is_symlink():  # it may change before another process follows it
-        text = os.path.realpath(local_path(text))
+    text = without_link(os.fspath(path))  # which may change before another process follows it
     if not text.endswith(_ENDINGS) or (not is_remote(text) and local_path(text).is_dir()):
         return text
     return _checkpoint_named(text) or ForeignFile(text)
 
 
-def agreed_source(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> str | Source:
+def agreed_source(path: str | os.PathLike[str]) -> str | Source:
     """Return what all processes load, which rank 0 chooses; all have to call it.
 
     Args:
         path: The path of a file, or of a checkpoint; see :func:`~composer.checkpoint.finding.agreed_path`.
-        folder: Where to look for ``"latest"``.
 
     Raises:
         CheckpointError: In every process, if there is no checkpoint.
     """
     source, has_files = path, False
     if get_global_rank() == 0:
-        source = source_of(folder if folder is not None and str(path).rstrip("/") == "latest" else path)
+        source = source_of(path)
         has_files = not isinstance(source, Source) and any(local_path(source).glob(f"*{SUFFIX}"))
     source, has_files = from_rank_zero((source, has_files))
     newest = agreed_newest(open_files(source), None, weights_only=None) if has_files else None
     source = source if newest is None else source_of(newest)
-    return source if isinstance(source, Source) else agreed_path(str(source), folder)
+    return source if isinstance(source, Source) else agreed_path(str(source))
 
 
 def _checkpoint_named(text: str) -> str | Source | None:
     """Return the checkpoint that a name of a file leads to, or that is a folder of the name, also without its end."""
-    if not text.endswith(".pt") or text.startswith("http"):  # a site is not asked for the names in a folder
+    if not text.endswith(SUFFIX) or text.startswith("http"):  # a site is not asked for the names in a folder
         return None
     parent, file = split_path(text)
     folder, inside = open_folder(parent), "" if is_remote(text) else f"/{MANIFEST}"  # a link at a URL is a file
-    names = file, file.removesuffix(".pt"), re.sub(r"-rank\d+\.pt$", "", file)
+    names = file, file.removesuffix(SUFFIX), re.sub(r"-rank\d+\.pt$", "", file)
     with contextlib.suppress(CheckpointError, ImportError):  # what opens the file raises it
-        latest = folder.get_latest(file)  # where links are not supported, it is a file with a name
-        if latest and latest == Path(latest).name and folder.exists(latest):
-            return source_of(folder.at(latest))
+        target = follow_link(folder, file)  # where links are not supported, it is a file with a name
+        if target != file:
+            is_file = target.endswith(_ENDINGS) and not folder.exists(f"{target}/{MANIFEST}")
+            return ForeignFile(folder.at(target)) if is_file else folder.at(target)
         if folder.exists(f"{file}/{MANIFEST}") or not folder.exists(file):
             return next((folder.at(one) for one in names if folder.exists(f"{one}{inside}")), None)
     return None

@@ -470,7 +470,7 @@ class Adapter:
 
         Weights and optimizers are saved by the host.
         """
-        return to_data(saved_state.state_to_data(self.state))  # type: ignore[no-any-return]
+        return to_data(saved_state.state_to_save(self.state))  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
         """Load what :meth:`state_dict` returned; call it after :meth:`prepare` and before :meth:`begin_fit`.

@@ -293,7 +293,7 @@ def read_state(component: Serializable, state: dict[str, Any]) -> dict[str, Any]
     return values
 
 
-def settings_to_data(component: Serializable) -> dict[str, Any]:
+def settings_to_save(component: Serializable) -> dict[str, Any]:
     """Return the settings of an algorithm or callback as data.
 
     A setting that is not data, such as a function, is described: ``{"unsaved": "function my.module.get_image"}``. A
@@ -309,7 +309,7 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
         ...     log: "object" = None
         ...     def apply(self, event, state, logger):
         ...         state.loss = self.factor * state.loss
-        >>> settings_to_data(Scale(log=print))
+        >>> settings_to_save(Scale(log=print))
         {'factor': 2.0, 'log': {'unsaved': 'function builtins.print'}}
     """
     kind: Any = type(component)

@@ -1,8 +1,8 @@
 """A model's weights and its optimizers' state by the parameter names of the unwrapped model.
 
-:mod:`composer.core.saving.saved_state` calls these functions in turn: those that return data for a save, those that
-compare it and change nothing, and those that load what fits. Saved tensors are complete or DTensors, and are sharded
-as the run's.
+A save calls :func:`weights` and :func:`optimizer_states` through :class:`State`. In a load,
+:mod:`composer.core.saving.saved_state` calls first the functions that compare and change nothing, and then those that
+load what fits. Saved tensors are complete or DTensors, and are sharded as the run's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a run saves of its state, and how all of a saved state is compared before any of it is loaded.
 
-:class:`State` calls :func:`state_to_data`. A load calls :func:`compare`, which reports every mismatch in one error
-and loads nothing, but lets algorithms that the weights need and the run lacks change the model, when all else fits,
-because only then their layers can be compared. :func:`apply` then loads.
+A save calls :func:`state_to_save`, which ``State.state_dict`` returns encoded for other programs. A load calls
+:func:`compare`, which reports every mismatch in one error and loads nothing, but lets algorithms that the weights need
+and the run lacks change the model, when all else fits, because only then their layers can be compared. :func:`apply`
+then loads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from composer.core.optimizers import unwrapped
 from composer.core.passes import all_passes
 from composer.core.saving import model_state
 from composer.core.saving.codec import NotSerializableError, Record, equal, from_data, plain, read
-from composer.core.saving.components import by_key, is_unsaved, read_field, saved_fields, settings_to_data
+from composer.core.saving.components import by_key, is_unsaved, read_field, saved_fields, settings_to_save
 from composer.core.time import Timestamp
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ _RECORDS: Mapping[str, type] = {
 """The kinds of components, by the names of their lists in a state and in a saved one."""
 
 
-def state_to_data(state: SavableState) -> dict[str, Any]:
+def state_to_save(state: SavableState) -> dict[str, Any]:
     """Return what a run saves, without the weights of its model and the state of its optimizers."""
     data: dict[str, Any] = {"version": VERSION}
     for name, field in saved_fields(type(state)).items():
@@ -171,7 +172,7 @@ def state_to_data(state: SavableState) -> dict[str, Any]:
         value = dict(value) if isinstance(value, dict) else value  # without the further keys of MetricValues
         data[name] = plain(value.state_dict() if isinstance(value, Timestamp) else value, name)
     for kind in _RECORDS:
-        data[kind] = [_component_to_data(kind, key, component) for key, component in _components(state, kind).items()]
+        data[kind] = [_component_to_save(kind, key, component) for key, component in _components(state, kind).items()]
     data["scaler"] = None if state.scaler is None else plain(state.scaler.state_dict(), "scaler")
     return data
 
@@ -190,7 +191,7 @@ def decoded(saved: Any) -> Any:
         raise StateMismatchError([str(error)]) from None
 
 
-def _component_to_data(kind: str, key: str, component: Any) -> dict[str, Any]:
+def _component_to_save(kind: str, key: str, component: Any) -> dict[str, Any]:
     """Return the fields of the record of a component."""
     name, path = type(component).__name__, f"{kind}.{key}"
     try:
@@ -199,7 +200,7 @@ def _component_to_data(kind: str, key: str, component: Any) -> dict[str, Any]:
         raise NotSerializableError(f"{path}.{error.path.removeprefix(f'{name}.')}", error.reason) from None
     data = {"key": key, "state": plain(state, f"{path}.state")}
     if kind != "schedulers":
-        data |= {"name": name, "settings": settings_to_data(component)}
+        data |= {"name": name, "settings": settings_to_save(component)}
     return data | ({"required_on_load": component.required_on_load()} if kind == "algorithms" else {})
 
 
@@ -370,7 +371,7 @@ def _is_kept(field: attrs.Attribute[Any], own: Any) -> bool:
 
 def _compare_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any], findings: _Findings) -> None:
     if kind == "callbacks":  # those without settings and state may differ
-        own = {key: one for key, one in own.items() if key in saved or settings_to_data(one) or one.state_dict()}
+        own = {key: one for key, one in own.items() if key in saved or settings_to_save(one) or one.state_dict()}
         saved = {key: one for key, one in saved.items() if key in own or one.settings or one.state}
     if_missing, if_unexpected = "is not saved, and starts from its initial state", "is saved, and this run has none"
     missing, unexpected = model_state.name_differences(own, saved, kind, if_missing, if_unexpected)
@@ -403,7 +404,7 @@ def _compare_component(path: str, component: Any, saved: CallbackRecord, finding
     name = type(component).__name__
     if saved.name != name:
         raise ValueError(f"is a {name}, and a {saved.name} was saved.")
-    own = settings_to_data(component)
+    own = settings_to_save(component)
     for setting in {**own, **saved.settings}:
         was, now = saved.settings.get(setting, _ABSENT), own.get(setting, _ABSENT)
         if not equal(was, now):

@@ -2,7 +2,7 @@
 
 A checkpoint contains it as ``extra``: values of the run (``_Saved``), and what belongs to the process
 (``_OfProcess``), which each process writes and reads itself.
-:class:`ResumeState` lives as long as the Trainer. Its ``to_data`` returns all that is saved. Loaded data is compared by
+:class:`ResumeState` lives as long as the Trainer. Its ``to_save`` returns all that is saved. Loaded data is compared by
 ``check`` before anything is loaded, and restored in two phases, as only ``fit`` may have the training data: by
 ``restore_run`` in the constructor, and by ``begin`` immediately before the first batch. In between, a save contains the
 loaded data.
@@ -10,7 +10,7 @@ loaded data.
 Exactly as many processes as saved it (``world_size``), with the same mesh (``tensor_parallel``), resume exactly. Others
 restore what does not depend on them: the place in an order that all processes share; draws differ.
 
-To save something more, add it to ``to_data`` and to ``_Saved`` or ``_OfProcess``, by whose types it is checked, and
+To save something more, add it to ``to_save`` and to ``_Saved`` or ``_OfProcess``, by whose types it is checked, and
 restore it in one of the phases.
 """
 
@@ -84,7 +84,7 @@ class _OfProcess(Record):
 
 @attrs.frozen
 class _Saved(Record):
-    """The data of :meth:`ResumeState.to_data`.
+    """The data of :meth:`ResumeState.to_save`.
 
     Attributes:
         clock_before: The clock before the last batch, by which intervals are due.
@@ -274,9 +274,9 @@ class ResumeState:
         if weights_only:
             return {"interrupted": self._undone()}
         self._objects.report_changes()
-        return self.to_data()
+        return self.to_save()
 
-    def to_data(self) -> dict[str, Any]:
+    def to_save(self) -> dict[str, Any]:
         """Return all that is saved, by name."""
         if self._loaded is not None:
             loaded = self._loaded.saved
@@ -337,7 +337,7 @@ class ResumeState:
         """Return the problems of saved data; none if a run can continue from it, by :meth:`restore_run`.
 
         Args:
-            saved: The data of :meth:`to_data`.
+            saved: The data of :meth:`to_save`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
         """
         try:

@@ -13,7 +13,7 @@ from attrs.validators import optional
 from composer.checkpoint import CheckpointError, KeepBest, LoadedCheckpoint, find_checkpoints
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys
 from composer.checkpoint.errors import LaterCheckpointError, MissingCheckpointError, OtherReleaseError
-from composer.checkpoint.finding import agreed_newest, clock_order
+from composer.checkpoint.finding import agreed_newest, clock_order, latest_in
 from composer.checkpoint.folder import Manifest, check_folder
 from composer.checkpoint.loading import LoadRequest
 from composer.checkpoint.run_folder import check_keep_last
@@ -107,7 +107,6 @@ class Loading:
 
         LoadRequest(
             state,
-            folder=folder,
             weights_only=self.weights_only and not is_newest,
             strict_model_weights=self.strict or is_newest,
             ignore_keys=None if is_newest else self.ignore_keys,
@@ -115,7 +114,7 @@ class Loading:
             algorithm_passes=passes,
             logger=engine.logger,
             check_extra=resume_state.check,
-        ).load_in_all_processes(agreed_source(path, folder), load_progress)
+        ).load_in_all_processes(agreed_source(latest_in(folder, path)), load_progress)
         if is_newest:
             clock = state.timestamp.counts
             _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)
