@@ -458,7 +458,7 @@ class State(FormerState):
         Raises:
             StateMismatchError: As raised by :meth:`load_state_dict`.
         """
-        return saved_state.compare(self, saved_state.decoded(state), strict=strict, rebuild=False)
+        return saved_state.compare(self, saved_state.decoded(state), strict=strict)
 
     def load_state_dict(
         self,

@@ -190,6 +190,11 @@ def remove_ignored(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str,
     return tuple(path for path in removed if path.rpartition("/")[0] not in removed)
 
 
+def pop_others(saved: dict[str, Any], *, weights_only: bool) -> dict[str, Any]:
+    """Remove from a saved state what is not needed to load it, if only the weights are wanted, and return that."""
+    return {name: saved.pop(name) for name in [*saved] if weights_only and name not in ("model", "algorithms")}
+
+
 def _paths(saved: Mapping[str, Any]) -> dict[str, None]:
     paths: dict[str, None] = {}
     for name, value in saved.items():

@@ -1,13 +1,17 @@
-"""Loading a checkpoint: it is read, compared with the run, and applied to it.
+"""Loading a checkpoint into a run.
 
-:func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments. It has a method for each step:
+:func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments. A load has five steps:
 
-- ``read`` returns a :class:`SavedRun`: what the checkpoint or file contains, without what is ignored.
-- ``compare`` reports every mismatch with the run in one error. It lets algorithms that the weights need change the
-  model, when all else fits. Of the weights, only names and shapes are compared, and their data is read afterwards.
-- ``apply`` changes the run.
+1. ``LoadRequest.read`` reads a :class:`SavedRun`: what the checkpoint or file contains, without what is ignored. Of the
+   weights of a checkpoint, it reads only names, dtypes and shapes.
+2. ``add_missing_algorithms`` lets algorithms that the weights need change the model, if all else fits.
+3. ``compare`` collects the mismatches with the run, and one error has all of them.
+4. ``SavedRun.read_weights`` reads the data of the weights.
+5. ``LoadRequest.apply`` changes the run.
 
-What is not loaded keeps the run's own value: what ``ignore_keys`` leaves out, now or when the checkpoint was saved.
+``LoadRequest.prepare`` is the first four, which find what is wrong with the checkpoint. With several processes, by
+``load_in_all_processes``, no process applies before all have prepared. What is ignored keeps the run's own value: what
+``ignore_keys`` names, now or when the checkpoint was saved.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 from torch import Tensor
@@ -29,6 +33,7 @@ from composer.checkpoint.contents import (
     PROCESS,
     IgnoreKeys,
     changed_environment,
+    pop_others,
     remove_ignored,
 )
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
@@ -47,7 +52,10 @@ from composer.functional.dtensors import is_sharded, reshard
 
 _log = logging.getLogger(__name__)
 
-CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
+LoadExtra: TypeAlias = Callable[[], object] | None
+ReadExtra: TypeAlias = Callable[[dict[str, Any], tuple[str, ...], str], tuple[Iterable[str], LoadExtra]]
+"""Called with what was saved beside the state, the ignored paths and the checkpoint's path. It returns a sentence for
+each value that does not fit the run, and the function that loads all of it, called after the state is loaded."""
 ONLY_WEIGHTS = (
     "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a Trainer)."
 )
@@ -99,7 +107,7 @@ def load_checkpoint(
     exclude_algorithms: str | Sequence[str] | None = None,
     algorithm_passes: Passes = None,
     logger: Logger | None = None,
-    check_extra: CheckExtra | None = None,
+    check_extra: Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]] | None = None,
 ) -> LoadedCheckpoint:
     """Load a checkpoint into a run.
 
@@ -152,11 +160,11 @@ def load_checkpoint(
         exclude_algorithms=exclude_algorithms,
         algorithm_passes=algorithm_passes,
         logger=logger,
-        check_extra=check_extra,
+        read_extra=None if check_extra is None else lambda extra, ignored, _: (check_extra(extra, ignored), None),
     )
     path = latest_in(folder, path)
     if not is_sharded(state.model):
-        return request.apply(*request.check(path))
+        return request.apply(request.prepare(path))
     # A link may change, or a file system be behind, between the reads of two processes.
     source = path if isinstance(path, Source) else agreed_path(os.fspath(path))
     return request.load_in_all_processes(source)
@@ -173,37 +181,62 @@ class LoadRequest:
     exclude_algorithms: str | Sequence[str] | None = None
     algorithm_passes: Passes = None
     logger: Logger | None = None
-    check_extra: CheckExtra | None = None
+    read_extra: ReadExtra | None = None
 
-    def load_in_all_processes(
-        self, path: str | os.PathLike[str], load_extra: Callable[[LoadedCheckpoint], object] = lambda _: None
-    ) -> LoadedCheckpoint:
+    def load_in_all_processes(self, path: str | os.PathLike[str]) -> LoadedCheckpoint:
         """Load a checkpoint in all processes; see :func:`load_checkpoint`.
 
         If it fails in one, it fails in all: with its own error there, and with one that names it in the others.
 
         Args:
             path: The checkpoint, on which all processes have agreed.
-            load_extra: Called with the result.
-
         """
 
         def failed(reason: str) -> CheckpointError:
             return CheckpointError(path, f"was not loaded: {reason}")
 
         with failing_in_all_processes("it", failed):
-            saved, report = self.check(path)
+            saved = self.prepare(path)
         with failing_in_all_processes("Loading a checkpoint"):
-            loaded = self.apply(saved, report)
-            load_extra(loaded)
-        return loaded
+            return self.apply(saved)
 
-    def check(self, path: str | os.PathLike[str]) -> tuple[SavedRun, LoadReport]:
-        """Read a checkpoint, compare it with the run, and return what :meth:`apply` needs."""
-        saved = self.read(path)
-        report = self.compare(saved)
+    def prepare(self, path: str | os.PathLike[str]) -> SavedRun:
+        """Return what :meth:`apply` loads, after the four steps before it; only the second may change the run.
+
+        Raises:
+            CheckpointMismatchError: It does not fit.
+        """
+        saved, problems = self.read(path), list[str]()
+        parts = ["model"] if self.weights_only else []
+        ways: dict[str, Any] = {
+            "parts": parts,
+            "ignored": saved.ignored,
+            "strict": self.weights_only and self.strict_model_weights,
+        }
+        try:
+            added = saved_state.add_missing_algorithms(
+                self.state,
+                saved.state,
+                excluded=to_strings("exclude_algorithms", self.exclude_algorithms),
+                passes=self.algorithm_passes,
+                logger=self.logger,
+                **ways,
+            )
+            saved.report = saved_state.compare(
+                self.state, saved.state, strict_weights=self.strict_model_weights, added=added, **ways
+            )
+        except StateMismatchError as error:
+            problems += error.problems
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"{saved.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
+        if self.read_extra is not None and not self.weights_only and "extra" not in saved.ignored:
+            of_extra, saved.load_extra = self.read_extra(saved.beside("extra"), saved.ignored, saved.path)
+            problems += of_extra
+        if problems:
+            raise CheckpointMismatchError(saved.path, problems)
         saved.read_weights()
-        return saved, report
+        return saved
 
     def read(self, path: str | os.PathLike[str]) -> SavedRun:
         """Read what is to be loaded of a checkpoint or file; of a checkpoint's weights, only the shapes."""
@@ -214,39 +247,13 @@ class LoadRequest:
             if opened.manifest.weights_only and not self.weights_only:
                 raise CheckpointError(opened.path, ONLY_WEIGHTS)
             saved = SavedRun.read(opened, self.state, weights_only=self.weights_only)
-        saved.leave_out(self.ignore_keys, [*self.state.serialized_attributes, "extra"], is_part=self.weights_only)
+        saved.ignore(self.ignore_keys, [*self.state.serialized_attributes, "extra"], is_part=self.weights_only)
         if self.weights_only:
             saved.use_averages(model_state.first_names(self.state.model))
         return saved
 
-    def compare(self, saved: SavedRun) -> LoadReport:
-        """Compare what was saved with the run, which gets the algorithms that the weights need, if all else fits.
-
-        Raises:
-            CheckpointMismatchError: It does not fit.
-        """
-        problems, report = list[str](), LoadReport()
-        options: dict[str, Any] = {"strict_weights": self.strict_model_weights}
-        if self.weights_only:
-            options = {"parts": ["model"], "strict": self.strict_model_weights}
-        options |= {"excluded": to_strings("exclude_algorithms", self.exclude_algorithms), "logger": self.logger}
-        try:
-            report = saved_state.compare(
-                self.state, saved.state, left_out=saved.ignored, passes=self.algorithm_passes, **options
-            )
-        except StateMismatchError as error:
-            problems += error.problems
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"{saved.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
-        if self.check_extra is not None and not self.weights_only and "extra" not in saved.ignored:
-            problems += self.check_extra(saved.beside("extra"), saved.ignored)
-        if problems:
-            raise CheckpointMismatchError(saved.path, problems)
-        return report
-
-    def apply(self, saved: SavedRun, report: LoadReport) -> LoadedCheckpoint:
-        """Load what fits the run, which must not have changed since :meth:`compare`.
+    def apply(self, saved: SavedRun) -> LoadedCheckpoint:
+        """Load what fits the run, which must not have changed since :meth:`prepare`.
 
         Raises:
             CheckpointMismatchError: ``load_state_dict`` of an optimizer rejects its state.
@@ -258,9 +265,12 @@ class LoadRequest:
             text = without_secret_urls("\n".join(saved.warnings))
             warnings.warn(text, UserWarning, stacklevel=caller_level())
         try:
-            saved_state.apply(self.state, {"model": saved.data["model"]} if self.weights_only else saved.state, report)
+            parts = {"model": saved.data["model"]} if self.weights_only else saved.state
+            saved_state.apply(self.state, parts, saved.report)
         except StateMismatchError as error:
             raise CheckpointMismatchError(saved.path, error.problems) from error
+        if saved.load_extra is not None:
+            saved.load_extra()
         if saved.averages_of and get_global_rank() == 0:
             _log.warning(
                 "The weights from %s are the averages of %s, with which the run was evaluated. To load its training "
@@ -269,7 +279,7 @@ class LoadRequest:
             )
         extra = {} if self.weights_only else saved.beside("extra")
         manifest = None if saved.opened is None else saved.opened.manifest
-        return LoadedCheckpoint(saved.path, report, saved.ignored, extra, manifest, saved.averages_of)
+        return LoadedCheckpoint(saved.path, saved.report, saved.ignored, extra, manifest, saved.averages_of)
 
 
 @attrs.define
@@ -282,20 +292,24 @@ class SavedRun:
             else its state has. Until :meth:`read_weights`, those of a checkpoint are on the meta device.
         opened: The checkpoint; None for a file, of which everything was read.
         likes: DTensors with the placements that weights get; see :func:`~composer.checkpoint.reading.sharded_like`.
-        unread: What the checkpoint contains besides, if only the weights are wanted.
+        others: What the checkpoint contains besides, if only the weights are wanted.
         warnings: What the user has to know when it is loaded.
         ignored: The paths of what is not loaded.
         averages_of: The algorithm whose averages are the weights; empty if the saved weights are.
+        report: The result of comparing it with the run.
+        load_extra: Loads what was saved beside the state.
     """
 
     path: str
     data: dict[str, Any]
     opened: OpenCheckpoint | None = None
     likes: Mapping[str, Tensor] | None = None
-    unread: Mapping[str, Any] = attrs.field(factory=dict)
+    others: Mapping[str, Any] = attrs.field(factory=dict)
     warnings: list[str] = attrs.field(factory=list)
     ignored: tuple[str, ...] = ()
     averages_of: str = ""
+    report: LoadReport = attrs.field(factory=LoadReport)
+    load_extra: LoadExtra = None
 
     @classmethod
     def read(cls, opened: OpenCheckpoint, run: State, *, weights_only: bool) -> SavedRun:
@@ -311,8 +325,7 @@ class SavedRun:
         data = opened.data()
         with _naming_state(opened.path):
             likes = sharded_like(opened, run.get_model_state_dict(), data) if is_sharded(run.model) else {}
-            needed = {"model", "algorithms"} if weights_only else data.keys()
-            unread = {name: data.pop(name) for name in [*data] if name not in needed}
+            others = pop_others(data, weights_only=weights_only)
             saved = _with_tensors(data, opened, likes, is_part=weights_only)
             if not isinstance(saved.get("model", {}), dict):
                 raise TypeError("'model' must be a dictionary.")
@@ -322,7 +335,7 @@ class SavedRun:
             saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
         else:
             saved.pop("model", None)
-        return cls(opened.path, saved, opened, likes.get(MODEL), unread)
+        return cls(opened.path, saved, opened, likes.get(MODEL), others)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -333,7 +346,7 @@ class SavedRun:
         """Return what was saved beside the state: ``"extra"`` or ``"environment"``."""
         return dictionary(self.data.get(name))
 
-    def leave_out(self, keys: IgnoreKeys, parts: Collection[str], *, is_part: bool) -> None:
+    def ignore(self, keys: IgnoreKeys, parts: Collection[str], *, is_part: bool) -> None:
         """Remove what is ignored, and add its paths, and those of parts that were not saved, to :attr:`ignored`.
 
         Args:
@@ -341,24 +354,24 @@ class SavedRun:
             parts: The names of all parts of a run.
             is_part: Whether only the weights are wanted, so that other parts may be missing.
         """
-        lacking = [name for name in parts if name not in {*self.data, *self.unread}]
+        not_saved = [name for name in parts if name not in {*self.data, *self.others}]
         if callable(keys):
             self.read_weights()
             ignored = remove_ignored(self.data, keys)
         else:
-            ignored = (*remove_ignored(self.data, keys), *remove_ignored(dict.fromkeys(lacking), keys))
-            if keys and not ignored and not remove_ignored({**self.unread}, keys):
+            ignored = (*remove_ignored(self.data, keys), *remove_ignored(dict.fromkeys(not_saved), keys))
+            if keys and not ignored and not remove_ignored({**self.others}, keys):
                 warnings.warn(
                     f"{without_secret_urls(self.path)} holds nothing that ignore_keys={keys!r} would leave out. Its "
-                    f"parts are {', '.join((*self.data, *self.unread))}; a pattern is such as 'model/head.*', "
+                    f"parts are {', '.join((*self.data, *self.others))}; a pattern is such as 'model/head.*', "
                     "'optimizers/*' or 'algorithms/EMA'.",
                     UserWarning,
                     stacklevel=caller_level(),
                 )
-        lacking = [name for name in lacking if name not in ignored and not is_part]
-        self.ignored += (*ignored, *lacking)
-        if lacking and not self.warnings:  # of a file of MosaicML Composer, there is a warning already
-            without = f"{self.path} was saved without {', '.join(lacking)}"
+        not_saved = [name for name in not_saved if name not in ignored and not is_part]
+        self.ignored += (*ignored, *not_saved)
+        if not_saved and not self.warnings:  # of a file of MosaicML Composer, there is a warning already
+            without = f"{self.path} was saved without {', '.join(not_saved)}"
             self.warnings.append(f"{without}, so that this run keeps its own values.")
 
     def use_averages(self, first_names: Mapping[str, str]) -> None:

@@ -225,7 +225,7 @@ class LocalFolder:
 Folder: TypeAlias = LocalFolder | RemoteFolder
 """What reads raises a CheckpointError, and what writes a CheckpointSaveError.
 
-Local ones, of which ``FileFolder`` of ``foreign/pt_files.py`` is one, have two methods more: ``tidy``, ``set_aside``."""
+Local ones, also ``FileFolder`` of ``foreign/pt_files.py``, have two methods more: ``tidy`` and ``set_aside``."""
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:

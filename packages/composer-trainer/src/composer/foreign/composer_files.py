@@ -126,7 +126,7 @@ class ComposerFile:
         weights = self.weights(averaged=averaged)
         return {"model": {new: weights[name] for name, new in names.items()}, "algorithms": self.surgery()}
 
-    def left_out(self, run: State) -> tuple[str, ...]:
+    def ignored(self, run: State) -> tuple[str, ...]:
         """Return the paths of what a run keeps: its algorithms, and the masks of GyroDropout, which are not saved."""
         has_masks = "GyroDropout" in self._algorithms()
         masks = [name for name in run.get_model_state_dict() if has_masks and name.endswith((".seed", ".position"))]
@@ -146,18 +146,18 @@ class ComposerFile:
         saved["algorithms"] = [one for one in saved["algorithms"] if one["key"] not in own]
         schedulers = by_key(run.schedulers)
         saved["schedulers"] = [{"key": key, "state": self.scheduler(key, one)} for key, one in schedulers.items()]
-        unread = [] if rng else ["the generators of random numbers"]
-        unread.append("the order of the data of a DataLoader with shuffle=True")
-        unread += [f"the state of {name}" for name, state in self._algorithms().items() if set(state) - {"repr"}]
+        not_read = [] if rng else ["the generators of random numbers"]
+        not_read.append("the order of the data of a DataLoader with shuffle=True")
+        not_read += [f"the state of {name}" for name, state in self._algorithms().items() if set(state) - {"repr"}]
         if (optimizers := self.optimizers(names)) is None:
-            unread.append("the optimizers")
+            not_read.append("the optimizers")
         else:
             saved["optimizers"] = optimizers
         if (clock := self.timestamp()) is None:
-            unread.append("the clock")
+            not_read.append("the clock")
         else:
             saved["timestamp"] = clock.state_dict()
-        return saved | {"extra": self.resume_data(rng, rng_state(run.device))}, unread
+        return saved | {"extra": self.resume_data(rng, rng_state(run.device))}, not_read
 
     def weights(self, *, averaged: bool) -> dict[str, Any]:
         """Return the weights for evaluation, or those to continue the training with, which EMA exchanges in a file."""

@@ -64,15 +64,15 @@ class ForeignFile(Source):
         names = names_here(weights, run.get_model_state_dict())
         if composer is None:
             return SavedRun(self.path, {"model": {new: weights[name] for name, new in names.items()}})
-        ignored = composer.left_out(run)
+        ignored = composer.ignored(run)
         if weights_only:
             data = composer.model(names, averaged=True)
-            unread = {name: part for name, part in composer.state.items() if name not in data}
-            return SavedRun(self.path, data, unread=unread, ignored=ignored)
-        data, lacking = composer.to_saved(names, run)
+            others = {name: part for name, part in composer.state.items() if name not in data}
+            return SavedRun(self.path, data, others=others, ignored=ignored)
+        data, not_read = composer.to_saved(names, run)
         warning = (
             f"{self.path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "
-            f"have there: not restored are {', '.join(lacking)}."
+            f"have there: not restored are {', '.join(not_read)}."
         )
         return SavedRun(self.path, data, ignored=ignored, warnings=[warning])
 

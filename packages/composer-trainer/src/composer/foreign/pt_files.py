@@ -22,7 +22,7 @@ import attrs
 import torch
 import xxhash
 
-from composer.checkpoint.contents import BESIDE_STATE, OWN_PROCESS, PROCESS
+from composer.checkpoint.contents import BESIDE_STATE, OWN_PROCESS, PROCESS, pop_others
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.folder import (
     EXTRA,
@@ -131,12 +131,11 @@ def saved_run(content: Any, path: str, *, weights_only: bool) -> SavedRun | None
         processes = from_data(content["processes"], list[Any], path)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(path, f"is not the state of a checkpoint: {error}") from None
-    needed = {"model", "algorithms", "modules"} if weights_only else data.keys()
-    unread = {name: data.pop(name) for name in [*data] if name not in needed}
+    others = pop_others(data, weights_only=weights_only)
     if PROCESS in (extra := dictionary(data.get("extra"))):
         own = [extra[PROCESS], *processes]
         extra[OWN_PROCESS] = own[get_global_rank()] if len(own) == get_world_size() else None
-    return SavedRun(path, data, unread=unread)
+    return SavedRun(path, data, others=others)
 
 
 @attrs.frozen

@@ -484,8 +484,9 @@ def test_generators_are_restored():
     expected = data.generator.random()
 
     resumed = make_run(other)._resume_state
-    assert resumed.check(saved) == []
-    resumed.restore_run("runs/ba1")
+    problems, restore_run = resumed.read(saved, (), "runs/ba1")
+    assert problems == []
+    restore_run()
     resumed.begin()
 
     assert other.generator.random() == expected

@@ -1,9 +1,9 @@
 """What a run saves of its state, and how all of a saved state is compared before any of it is loaded.
 
-A save calls :func:`state_to_save`, which ``State.state_dict`` returns encoded for other programs. A load calls
-:func:`compare`, which reports every mismatch in one error and loads nothing, but lets algorithms that the weights need
-and the run lacks change the model, when all else fits, because only then their layers can be compared. :func:`apply`
-then loads.
+A save calls :func:`state_to_save`, which ``State.state_dict`` returns encoded for other programs. A load has three
+steps: :func:`add_missing_algorithms` lets algorithms that the weights need and the run lacks change the model, when all
+else fits, because only then their layers can be compared; :func:`compare` reports every mismatch in one error, and changes
+nothing; :func:`apply` loads.
 """
 
 from __future__ import annotations
@@ -211,11 +211,56 @@ def _components(state: SavableState, kind: str) -> dict[str, Any]:
     return {state.component_key(component): component for component in getattr(state, kind)}
 
 
-def _merged(algorithms: Iterable[Any], made: Mapping[int, Any]) -> list[Any]:
-    merged = list(algorithms)
+def add_missing_algorithms(
+    state: SavableState,
+    saved: Any,
+    *,
+    parts: Collection[str] = (),
+    ignored: Collection[str] = (),
+    strict: bool = False,
+    excluded: Collection[str] = (),
+    passes: Passes = None,
+    logger: Any = None,
+) -> list[Any]:
+    """Add the algorithms that the saved weights need and a run lacks, let them change its model, and return them.
+
+    Nothing is changed unless all else fits.
+
+    Args:
+        state: The run.
+        saved: The saved state.
+        parts: The parts that are compared; see :func:`compare`.
+        ignored: The paths of what is not loaded; see there.
+        strict: Whether any difference is an error.
+        excluded: Algorithms not to construct.
+        passes: Passes that order the constructed ones.
+        logger: The logger of these.
+
+    Raises:
+        StateMismatchError: Something else does not fit; or they cannot be constructed, conflict with those of the run,
+            or cannot change the model.
+    """
+    listed = saved.get("algorithms") if isinstance(saved, dict) and "model" in saved else None
+    if not isinstance(listed, list) or not any(isinstance(one, dict) and one.get("required_on_load") for one in listed):
+        return []
+    records = _read_records("algorithms", listed) if parts else _read_components(state, saved, ignored)["algorithms"]
+    made = _rebuild_missing(state, records, excluded)
+    if not made:
+        return []
+    merged = list(state.algorithms)
     for index, algorithm in sorted(made.items()):
         merged.insert(index, algorithm)
-    return merged
+    if not parts:
+        others = {name: part for name, part in saved.items() if name not in ("model", "optimizers")}
+        changed: Any = state
+        compare(attrs.evolve(changed, algorithms=merged), others, ignored=ignored, strict=strict)
+    try:
+        check_conflicts(merged)
+        after = state.after_surgery([*made.values()], all_passes(passes), logger)
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+        raise StateMismatchError([f"algorithms, which the weights need: {error}"]) from error
+    state.model, state.optimizers, state.algorithms = after.model, after.optimizers, merged
+    return [*made.values()]
 
 
 def compare(
@@ -223,59 +268,44 @@ def compare(
     saved: Any,
     *,
     parts: Collection[str] = (),
-    left_out: Collection[str] = (),
+    ignored: Collection[str] = (),
     strict: bool = False,
     strict_weights: bool = False,
-    excluded: Collection[str] = (),
-    passes: Passes = None,
-    logger: Any = None,
-    rebuild: bool = True,
+    added: Iterable[Any] = (),
 ) -> LoadReport:
-    """Compare a saved state with a run, and return what :func:`apply` does; see :meth:`State.load_state_dict`.
+    """Compare a saved state with a run, and return what :func:`apply` does; nothing is changed.
 
     Args:
-        state: The run. Only algorithms that the weights need and it lacks change its model.
+        state: The run.
         saved: The saved state.
         parts: ``"model"`` or ``"optimizers"``, if only these are compared.
-        left_out: The paths of what is not loaded and not in ``saved``, such as ``"timestamp"``, ``"algorithms/EMA"``.
+        ignored: The paths of what is not loaded and not in ``saved``, such as ``"timestamp"``, ``"algorithms/EMA"``.
         strict: Whether any difference is an error.
         strict_weights: Whether missing and unexpected weights are.
-        excluded: Algorithms not to construct.
-        passes: Passes that order the constructed ones.
-        logger: The logger of these.
-        rebuild: Whether to construct algorithms.
+        added: The algorithms that have changed the model for the comparison.
 
     Raises:
         StateMismatchError: Something cannot be loaded.
     """
-    findings, made = _Findings(), dict[int, Any]()
-    records = {} if parts else _read_components(state, saved, left_out)
-    if rebuild and "model" in saved:
-        algorithms = _read_records("algorithms", saved.get("algorithms", [])) if parts else records["algorithms"]
-        made = _rebuild_missing(state, algorithms, excluded)
+    findings = _Findings()
     if not parts:
+        records = _read_components(state, saved, ignored)
         _compare_fields(state, saved, findings)
-        merged: Any = state
-        if made:
-            merged = attrs.evolve(merged, algorithms=_merged(state.algorithms, made))
         for kind in _RECORDS:
-            if kind not in left_out:
-                own = _components(merged, kind)
-                own = {key: component for key, component in own.items() if f"{kind}/{key}" not in left_out}
+            if kind not in ignored:
+                own = _components(state, kind)
+                own = {key: component for key, component in own.items() if f"{kind}/{key}" not in ignored}
                 _compare_components(kind, own, records[kind], findings)
-        if "scaler" not in left_out:
+        if "scaler" not in ignored:
             _compare_scaler(state, saved["scaler"], findings)
-        if made and findings.problems:
-            findings.report((), strict=strict)
-    _add_algorithms(state, made, passes, logger)
     for part in parts or ("model", "optimizers"):
         if parts or part in saved:
             is_strict = strict_weights and part == "model"
-            _compare_tensors(state, part, saved.get(part), findings, left_out, strict=is_strict)
-    return findings.report(made.values(), strict=strict)
+            _compare_tensors(state, part, saved.get(part), findings, ignored, strict=is_strict)
+    return findings.report(added, strict=strict)
 
 
-def _read_components(state: SavableState, saved: Any, left_out: Collection[str]) -> dict[str, dict[str, Any]]:
+def _read_components(state: SavableState, saved: Any, ignored: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return the records of components by kind and key, if this is a saved state at all."""
     version = saved.get("version") if isinstance(saved, dict) else None
     if type(version) is not int or version < 1:
@@ -284,7 +314,7 @@ def _read_components(state: SavableState, saved: Any, left_out: Collection[str])
         newer = f"version: {version} is of a later release, and this one reads up to {VERSION}; update composer-engine."
         raise StateMismatchError([newer])
     expected = ["version", *_RECORDS, "scaler", *saved_fields(type(state))]
-    problems = [f"{name!r} is missing." for name in expected if name not in saved and name not in left_out]
+    problems = [f"{name!r} is missing." for name in expected if name not in saved and name not in ignored]
     unknown = (name for name in saved if name not in (*expected, "model", "optimizers", "metadata"))
     problems += [f"{name!r} is unknown{nearest(name, expected)}" for name in unknown]
     records = {}
@@ -328,24 +358,6 @@ def _rebuild_missing(
     if problems:
         raise StateMismatchError(problems)
     return made
-
-
-def _add_algorithms(state: SavableState, made: Mapping[int, Any], passes: Passes, logger: Any) -> None:
-    """Add algorithms to the run and let them change its model.
-
-    Raises:
-        StateMismatchError: They conflict with those of the run, or cannot change the model.
-    """
-    if not made:
-        return
-    merged = _merged(state.algorithms, made)
-    try:
-        check_conflicts(merged)
-        changed = state.after_surgery([*made.values()], all_passes(passes), logger)
-    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
-        raise StateMismatchError([f"algorithms, which the weights need: {error}"]) from error
-    state.model, state.optimizers = changed.model, changed.optimizers
-    state.algorithms = merged
 
 
 def _compare_fields(state: SavableState, saved: Mapping[str, Any], findings: _Findings) -> None:
@@ -437,7 +449,7 @@ def _compare_scaler(state: SavableState, saved: Any, findings: _Findings) -> Non
 
 
 def _compare_tensors(
-    state: SavableState, part: str, saved: Any, findings: _Findings, left_out: Collection[str], *, strict: bool
+    state: SavableState, part: str, saved: Any, findings: _Findings, ignored: Collection[str], *, strict: bool
 ) -> None:
     """Compare the saved ``"model"`` or ``"optimizers"`` with a state's; if ``strict``, other names are problems."""
     if not isinstance(saved, Mapping):
@@ -445,12 +457,12 @@ def _compare_tensors(
         return
     if part == "model":
         own = model_state.weights(state.model)
-        own = {name: weight for name, weight in own.items() if f"model/{name}" not in left_out}
+        own = {name: weight for name, weight in own.items() if f"model/{name}" not in ignored}
         problems, missing, unexpected = model_state.check_weights(own, saved)
         findings.changed += model_state.changed_dtypes(own, saved)
     else:
         optimizers = by_key(map(unwrapped, state.optimizers))
-        optimizers = {key: one for key, one in optimizers.items() if f"optimizers/{key}" not in left_out}
+        optimizers = {key: one for key, one in optimizers.items() if f"optimizers/{key}" not in ignored}
         problems, missing, unexpected = model_state.check_optimizers(state.model, optimizers, saved)
     findings.problems += problems
     if strict:
@@ -497,9 +509,10 @@ def apply(state: SavableState, saved: Mapping[str, Any], report: LoadReport) -> 
     return report
 
 
-def load(state: SavableState, saved: Mapping[str, Any], **options: Any) -> LoadReport:
-    """Compare and load a saved state; see :func:`compare` and :func:`apply`."""
-    return apply(state, saved, compare(state, saved, **options))
+def load(state: SavableState, saved: Mapping[str, Any], *, strict: bool, **options: Any) -> LoadReport:
+    """Load a saved state by the three steps of this module; the options are those of the first."""
+    added = add_missing_algorithms(state, saved, strict=strict, **options)
+    return apply(state, saved, compare(state, saved, strict=strict, added=added))
 
 
 def _load_component(kind: str, key: str, component: Any, saved: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 A checkpoint contains it as ``extra``: values of the run (``_Saved``), and what belongs to the process
 (``_OfProcess``), which each process writes and reads itself.
 :class:`ResumeState` lives as long as the Trainer. Its ``to_save`` returns all that is saved. Loaded data is compared by
-``check`` before anything is loaded, and restored in two phases, as only ``fit`` may have the training data: by
+``read`` before anything is loaded, and restored in two phases, as only ``fit`` may have the training data: by
 ``restore_run`` in the constructor, and by ``begin`` immediately before the first batch. In between, a save contains the
 loaded data.
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from composer.checkpoint.loading import LoadExtra
     from composer.core import Logger, State
     from composer.trainer.data.batches import Batches
     from composer.trainer.data.settings import TrainingData
@@ -248,7 +249,6 @@ class ResumeState:
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self.interrupted: dict[Event, list[str]] = {}
         self.cooldown: Cooldown | None = None
-        self._checked: _Saved | None = None  # from check() until restore_run()
         self._loaded: _Loaded | None = None  # from restore_run() until begin()
         self._is_training = False  # from begin() until end()
         self._attach_to_savers()
@@ -333,21 +333,24 @@ class ResumeState:
         """Forget what a signal has left undone at an event, as nothing of it is left to do."""
         self.interrupted.pop(event, None)
 
-    def check(self, saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-        """Return the problems of saved data; none if a run can continue from it, by :meth:`restore_run`.
+    def read(self, saved: Mapping[str, Any], ignored: Collection[str], path: str) -> tuple[list[str], LoadExtra]:
+        """Return the problems of saved data, none if a run can continue from it; and :meth:`restore_run` with it.
 
         Args:
             saved: The data of :meth:`to_save`.
             ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
+            path: The checkpoint, for errors.
         """
         try:
-            self._checked = record = _read(saved)
+            record = _read(saved)
         except ValueError as error:
             parts = [path for path in ignored if path.startswith("extra/")]
             reason = f" Ignore {parts[0]!r} only together with all of 'extra'." if parts else ""
-            return [f"{error}{reason} load_ignore_keys='extra' loads all else."]
+            return [f"{error}{reason} load_ignore_keys='extra' loads all else."], None
         problems = self._check_process(record, is_continued="timestamp" not in ignored)
-        return problems if problems or "timestamp" in ignored else _problems_of_place(record, self._data.batches)
+        if not problems and "timestamp" not in ignored:
+            problems = _problems_of_place(record, self._data.batches)
+        return problems, partial(self.restore_run, record, path, ignored)
 
     def check_data(self, batches: Batches | None) -> None:
         """Raise an error if the batches of a ``fit`` do not have the place of the loaded data.
@@ -376,16 +379,15 @@ class ResumeState:
             problems += [f"{path}.metrics.{problem}" for problem in differences]
         return problems
 
-    def restore_run(self, path: str, *, ignored: Sequence[str] = ()) -> None:
-        """Restore what :meth:`check` has read and does not need the training data; keep the rest until :meth:`begin`.
+    def restore_run(self, record: _Saved, path: str, ignored: Collection[str]) -> None:
+        """Restore what was saved and does not need the training data; keep the rest until :meth:`begin`.
 
         Args:
+            record: The saved data.
             path: The checkpoint, for errors.
             ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the data starts at the
                 beginning of an epoch.
         """
-        record, self._checked = self._checked, None
-        assert record is not None
         held = [one for one in (record.process, record.own) if one is not None]
         for process in held:
             for name in [name for name in process.objects.generators if _is_ignored(name, ignored)]:

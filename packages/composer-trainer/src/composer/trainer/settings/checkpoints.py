@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs.validators import optional
 
-from composer.checkpoint import CheckpointError, KeepBest, LoadedCheckpoint, find_checkpoints
+from composer.checkpoint import CheckpointError, KeepBest, find_checkpoints
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys
 from composer.checkpoint.errors import LaterCheckpointError, MissingCheckpointError, OtherReleaseError
 from composer.checkpoint.finding import agreed_newest, clock_order, latest_in
@@ -101,10 +101,6 @@ class Loading:
             return
         path = chosen if is_newest else chosen.replace("{run_name}", state.run_name).replace("{rank}", "0")
 
-        def load_progress(loaded: LoadedCheckpoint) -> None:
-            if loaded.extra:
-                resume_state.restore_run(loaded.path, ignored=loaded.ignored)
-
         LoadRequest(
             state,
             weights_only=self.weights_only and not is_newest,
@@ -113,8 +109,8 @@ class Loading:
             exclude_algorithms=None if is_newest else self.exclude_algorithms,
             algorithm_passes=passes,
             logger=engine.logger,
-            check_extra=resume_state.check,
-        ).load_in_all_processes(agreed_source(latest_in(folder, path)), load_progress)
+            read_extra=resume_state.read,
+        ).load_in_all_processes(agreed_source(latest_in(folder, path)))
         if is_newest:
             clock = state.timestamp.counts
             _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)
