@@ -2,8 +2,8 @@
 
 A save calls :func:`state_to_save`, which ``State.state_dict`` returns encoded for other programs. A load has three
 steps: :func:`add_missing_algorithms` lets algorithms that the weights need and the run lacks change the model, when all
-else fits, because only then their layers can be compared; :func:`compare` reports every mismatch in one error, and changes
-nothing; :func:`apply` loads.
+else fits, because only then their layers can be compared; :func:`compare` reports every mismatch in one error, and
+changes nothing; :func:`apply` loads.
 """
 
 from __future__ import annotations
