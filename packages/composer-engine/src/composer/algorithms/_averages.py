@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, Stage, State, Time, TimeUnit
 from composer.core.declarations import owned
-from composer.core.saving.codec import read
 from composer.core.saving.components import read_state
 from composer.core.saving.model_state import bare_model, bare_name
+from composer.core.saving.records import read
 from composer.functional import update_averages
 from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, local_parts, reshard, shard_like

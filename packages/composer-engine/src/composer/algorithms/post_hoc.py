@@ -19,9 +19,9 @@ from composer.algorithms._averages import AveragedWeights, has_passed, to_interv
 from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, to_path
-from composer.core.saving.codec import read
+from composer.core.files import check_template, fill_in_run, write_atomically
 from composer.core.saving.components import read_state, transient
-from composer.core.saving.files import check_template, fill_in_run, write_atomically
+from composer.core.saving.records import read
 from composer.functional.dtensors import is_dtensor
 from composer.functional.training.ema import average_dtype
 

@@ -21,8 +21,9 @@ from composer.core.passes import AlgorithmPass
 from composer.core.plan import Plan, Subscription
 from composer.core.planning import explain
 from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_precision_context
-from composer.core.saving.codec import NotSerializableError, from_data, join_tensors, split_tensors, to_data
+from composer.core.saving.codec import NotSerializableError, join_tensors, split_tensors, to_data
 from composer.core.saving.components import Serializable, saved
+from composer.core.saving.records import from_data
 from composer.core.saving.saved_state import LoadReport, StateMismatchError
 from composer.core.state import State, SupportsTraining
 from composer.core.step import SplitStep

@@ -22,9 +22,9 @@ from composer.core.event import Event, Stage
 from composer.core.interval import checked_interval
 from composer.core.optimizers import Ownership
 from composer.core.passes import apply_passes
-from composer.core.saving.codec import field_types, read
 from composer.core.saving.components import Serializable, is_unsaved
 from composer.core.saving.randomness import seeded_draws
+from composer.core.saving.records import field_types, read
 from composer.functional import SurgeryReport
 
 if TYPE_CHECKING:

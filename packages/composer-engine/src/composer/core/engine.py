@@ -17,11 +17,11 @@ from composer.core.checks import caller_level, nearest
 from composer.core.event import MODEL_EVENTS, STEP_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
 from composer.core.logger import Logger, LoggerDestination, Trace, check_state
+from composer.core.observable_list import ObservableList
 from composer.core.optimizers import Ownership
 from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
 from composer.core.plan import Entry, Plan, Subscription
 from composer.core.planning import build_plan, overrides_match
-from composer.core.saving.components import ObservableList
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from composer.core.base import Callback
 from composer.core.interval import Interval, to_interval
-from composer.core.saving.components import ObservableList, by_key
+from composer.core.observable_list import ObservableList
+from composer.core.saving.components import by_key
 from composer.core.time import Timestamp, TimeUnit
 
 if TYPE_CHECKING:

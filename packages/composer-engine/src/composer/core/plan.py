@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from composer.core.base import Algorithm, Callback
-    from composer.core.saving.components import ObservableList
+    from composer.core.observable_list import ObservableList
     from composer.core.time import Time
 
 _PHASES: Mapping[str, tuple[Event, Event, int]] = {

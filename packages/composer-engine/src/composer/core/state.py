@@ -21,10 +21,11 @@ from composer.core.data.spec import DataSpec, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
 from composer.core.former import FormerState, to_batches, to_device, with_former
 from composer.core.logger import Logger
+from composer.core.observable_list import ObservableList
 from composer.core.precision import Precision
 from composer.core.saving import model_state, saved_state
 from composer.core.saving.codec import to_data
-from composer.core.saving.components import ObservableList, by_key, saved_fields
+from composer.core.saving.components import by_key, saved_fields
 from composer.core.saving.randomness import derive_seed
 from composer.core.time import Time, Timestamp, TimeUnit
 

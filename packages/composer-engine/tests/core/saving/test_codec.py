@@ -34,7 +34,8 @@ from composer.core import (
     split_tensors,
     to_data,
 )
-from composer.core.saving.codec import MAX_DEPTH, Record, plain, read
+from composer.core.saving.codec import MAX_DEPTH, Record, plain
+from composer.core.saving.records import read
 
 
 class Colour(enum.IntEnum):

@@ -24,8 +24,9 @@ from composer.core import (
     saved,
     split_tensors,
 )
-from composer.core.saving.codec import field_types
-from composer.core.saving.components import ObservableList, is_unsaved, settings_to_save, transient
+from composer.core.observable_list import ObservableList
+from composer.core.saving.components import is_unsaved, settings_to_save, transient
+from composer.core.saving.records import field_types
 
 
 def magnitude(number):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.ablation.results import label
-from composer.core.saving.files import write_atomically
+from composer.core.files import write_atomically
 from composer.loggers.products import import_product
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import torch
 from composer.ablation.results import Result
 from composer.ablation.runs import RUN_VARIABLE, Job, StudyError, measure, memory_of_files
 from composer.core.checks import abridged
-from composer.core.saving.codec import read
-from composer.core.saving.files import write_atomically
+from composer.core.files import write_atomically
+from composer.core.saving.records import read
 
 _JOB, _ANSWER, _MODULES = "job.pickle", "result.json", "modules.json"
 _PROGRAM = "from composer.ablation.processes import main; main()"

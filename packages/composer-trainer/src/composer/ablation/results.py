@@ -11,7 +11,8 @@ from typing import Any
 
 import attrs
 
-from composer.core.saving.codec import Record, read
+from composer.core.saving.codec import Record
+from composer.core.saving.records import read
 
 EVALUATION_DIGEST = "first evaluation batches"
 FIRST_LOSS = "first training loss"

@@ -14,7 +14,7 @@ from composer.ablation.plot import plot_study
 from composer.ablation.results import Result, ResultsFile, Settings
 from composer.ablation.statistics import Difference, adjusted_p_values, paired_difference, paired_ratio, time_to
 from composer.ablation.table import Row, sentences, to_html, to_markdown, to_string, write_report
-from composer.core.saving.files import write_atomically
+from composer.core.files import write_atomically
 
 if TYPE_CHECKING:
     import os

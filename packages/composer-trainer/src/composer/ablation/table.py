@@ -12,7 +12,7 @@ import attrs
 
 from composer.ablation.results import EVALUATION_DIGEST, Settings, label
 from composer.ablation.statistics import Difference, seeds_needed
-from composer.core.saving.files import write_atomically
+from composer.core.files import write_atomically
 from composer.loggers.values import aligned, html_table, markdown_table
 
 if TYPE_CHECKING:

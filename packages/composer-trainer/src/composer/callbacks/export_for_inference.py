@@ -14,8 +14,8 @@ from composer.callbacks._exporting import is_interrupted
 from composer.core import Callback, Logger, State, evaluation_weights
 from composer.core.checks import one_of, to_path
 from composer.core.data.batches import move_batch
+from composer.core.files import check_template, fill_in_run
 from composer.core.saving.components import transient
-from composer.core.saving.files import check_template, fill_in_run
 from composer.distributed.collectives import failing_in_all_processes
 from composer.export import export_for_inference
 

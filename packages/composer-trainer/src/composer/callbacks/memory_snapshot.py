@@ -15,8 +15,8 @@ import torch
 
 from composer.core import Callback, Interval, Logger, State, Time, Timestamp, TimeUnit
 from composer.core.checks import integer, is_flag, whole_number_from
+from composer.core.files import check_template, fill_in_run, write_atomically
 from composer.core.saving.components import transient
-from composer.core.saving.files import check_template, fill_in_run, write_atomically
 from composer.core.step import is_out_of_memory
 
 _FIELDS = ("run_name", "rank", "batch")

@@ -12,8 +12,8 @@ from composer.callbacks._exporting import is_interrupted
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit, evaluation_weights
 from composer.core.background import Background
 from composer.core.checks import to_path
+from composer.core.files import check_template, fill_in_run
 from composer.core.interval import at_checkpoints
-from composer.core.saving.files import check_template, fill_in_run
 from composer.distributed.collectives import failing_in_all_processes
 from composer.loggers.products import require_product
 

@@ -40,7 +40,7 @@ IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object]
 BESIDE_STATE = ("extra", "environment", "integrations", "modules")
 """The names in the data of what is no part of the state; earlier releases saved the last one."""
 PROCESS, OWN_PROCESS = "process", "own"
-"""The names in ``extra`` of what belongs to the process that saves; when it is loaded, of the first and of this one."""
+"""The names in ``extra`` of what belongs to the first process, and to this one if it is not the first."""
 
 
 def contents_of(
@@ -92,7 +92,7 @@ def metric_values(state: State, measured: Collection[str] | None = None) -> dict
     """Return the values of metrics that are single numbers, of some labels or all; None for one that is not finite."""
     values = [(state.dataloader_label or "train", name, value) for name, value in state.train_metric_values.items()]
     only_label = next(iter(state.eval_metrics), "eval") if len(state.eval_metrics) < 2 else None
-    for label, of_label in state.eval_metric_values.items():
+    for label, of_label in dict(state.eval_metric_values).items():  # without its further keys
         if isinstance(of_label, Mapping):
             values += [(label, name, value) for name, value in of_label.items()]
         elif only_label is not None:  # a metric without the label of an evaluator

@@ -25,7 +25,8 @@ from attrs.validators import ge, lt, matches_re
 from composer.checkpoint.errors import CheckpointError, OtherReleaseError
 from composer.core import Timestamp
 from composer.core.checks import shortened
-from composer.core.saving.codec import Record, read
+from composer.core.saving.codec import Record
+from composer.core.saving.records import read
 
 MANIFEST = "manifest.json"
 MODEL, OPTIMIZERS, EXTRA = "model.safetensors", "optimizers.safetensors", "extra.safetensors"

@@ -13,7 +13,7 @@ from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.folder import MODEL, STATE, Manifest, dictionary
 from composer.core import TimeUnit
 from composer.core.checks import abridged
-from composer.core.saving.files import write_atomically
+from composer.core.files import write_atomically
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:

@@ -44,7 +44,7 @@ from composer.core import LoadReport, Logger, State, StateMismatchError, join_te
 from composer.core.checks import caller_level, to_strings
 from composer.core.passes import Passes
 from composer.core.saving import model_state, saved_state
-from composer.core.saving.codec import read
+from composer.core.saving.records import read
 from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import get_global_rank
 from composer.distributed.collectives import failing_in_all_processes
@@ -329,8 +329,8 @@ class SavedRun:
             saved = _with_tensors(data, opened, likes, is_part=weights_only)
             if not isinstance(saved.get("model", {}), dict):
                 raise TypeError("'model' must be a dictionary.")
-            if PROCESS in (extra := dictionary(saved.get("extra"))):
-                extra[OWN_PROCESS] = opened.own_process(extra[PROCESS])
+            if get_global_rank() and PROCESS in (extra := dictionary(saved.get("extra"))):
+                extra[OWN_PROCESS] = opened.own_process()
         if MODEL in opened.layout.tensors:
             saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
         else:

@@ -139,20 +139,15 @@ class OpenCheckpoint:
             reason = "has been changed since it was written: its xxh3_128 is not the manifest's."
             raise CheckpointError(f"{self.path}/{file}", reason)
 
-    def own_process(self, first: Any) -> Any:
-        """Return what belongs to this process; None if another number of processes saved it.
-
-        Args:
-            first: What belongs to the first process, which is in :data:`~composer.checkpoint.folder.STATE`.
+    def own_process(self) -> Any:
+        """Return what belongs to this process, not the first; None if another number of processes saved it.
 
         Raises:
             CheckpointError: Its file is missing, or its content is not the one that was written.
         """
         rank, world_size = get_global_rank(), get_world_size()
-        if world_size > 1 and process_file(world_size - 1, world_size) not in self.manifest.files:
+        if process_file(world_size - 1, world_size) not in self.manifest.files:
             return None
-        if rank == 0:
-            return first
         file = process_file(rank, world_size)
         return join_process(self.content(file), f"{self.path}/{file}")
 

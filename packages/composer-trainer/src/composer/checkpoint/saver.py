@@ -34,7 +34,7 @@ from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all
 from composer.core import Callback, Event, Interval, Logger, State, Time, Timestamp
 from composer.core.background import Background
 from composer.core.checks import to_path
-from composer.core.saving.files import FileName, fill_in_run
+from composer.core.files import FileName, fill_in_run
 from composer.core.saving.model_state import optimizer_states
 from composer.distributed import from_rank_zero, get_world_size
 from composer.functional.checks import check_flags

@@ -26,7 +26,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composer.checkpoint.contents import PROCESS, IgnoreKeys, contents_of, environment, metric_values, reject_fsdp1
+from composer.checkpoint.contents import OWN_PROCESS, IgnoreKeys, contents_of, environment, metric_values, reject_fsdp1
 from composer.checkpoint.errors import NOT_SAVED, CheckpointError, CheckpointSaveError, OtherReleaseError
 from composer.checkpoint.folder import (
     LAYOUT,
@@ -53,8 +53,9 @@ from composer.checkpoint.local import Folder, open_folder
 from composer.checkpoint.reading import read_manifest
 from composer.core import State, TimeUnit, evaluation_weights
 from composer.core.checks import shortened
-from composer.core.saving.codec import Record, plain, read
-from composer.core.saving.files import fill_in_run
+from composer.core.files import fill_in_run
+from composer.core.saving.codec import Record, plain
+from composer.core.saving.records import read
 from composer.distributed import all_gather_object, any_rank, get_world_size
 from composer.distributed.collectives import MessageStore, failing_in_all_processes
 from composer.functional.dtensors import is_sharded, reshard
@@ -185,8 +186,8 @@ def take_snapshot(
 
     Args:
         state: The run.
-        extra: More to save, by name: plain data and tensors, such as the position in the data. What belongs to this
-            process is named :data:`~composer.checkpoint.contents.PROCESS`.
+        extra: More to save, by name: plain data and tensors, such as the position in the data. What belongs to the
+            first process is named :data:`~composer.checkpoint.contents.PROCESS`, and to another ``OWN_PROCESS``.
         path: The checkpoint, for errors.
         weights_only: Whether to save only the weights that the model is evaluated with, and what describes them.
         ignore_keys: What not to save.
@@ -215,9 +216,9 @@ def take_snapshot(
             if is_first or shards:
                 data, tensors = contents_of(state, extra if is_first else None, ignore_keys, weights_only=weights_only)
             described = describe_tensors(tensors, is_first=is_first)
-            if not is_first and extra and PROCESS in extra:
+            if not is_first and extra and OWN_PROCESS in extra:
                 file = process_file(writers.rank, writers.world_size)
-                metadata[file], tensors[kind_of(file)] = split_process(extra[PROCESS])
+                metadata[file], tensors[kind_of(file)] = split_process(extra[OWN_PROCESS])
         layout, writes = writers.plan(described, are_shards=shards)
         for file in metadata:
             writes = writes | {file: [*tensors[kind_of(file)]]}

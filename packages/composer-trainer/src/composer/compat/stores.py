@@ -11,7 +11,7 @@ from typing import Any
 from composer.checkpoint.remote import file_system, set_storage_options
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Logger, LoggerDestination, State
-from composer.core.saving.files import write_atomically
+from composer.core.files import write_atomically
 
 Progress = Callable[[int, int], None]
 

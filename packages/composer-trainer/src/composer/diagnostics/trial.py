@@ -16,9 +16,9 @@ from composer.core.optimizers import unwrapped
 from composer.core.saving.randomness import generator_state, preserve_rng_state, set_generator_state
 from composer.distributed import BatchShare, BatchWeights
 from composer.functional.modes import kept_modes
+from composer.trainer.data.objects import generators_of, has_state, objects_of
 from composer.trainer.gradients import loss_terms, split_microbatches
 from composer.trainer.optimization import make_scaler
-from composer.trainer.resume.contract import generators_of, has_state, objects_of
 
 if TYPE_CHECKING:
     from composer.core.step import Microbatch

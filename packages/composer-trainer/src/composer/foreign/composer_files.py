@@ -223,7 +223,7 @@ class ComposerFile:
             "interrupted": {},
             "microbatch_size": None,
             PROCESS: {**each, "rng": rng[0]},
-            OWN_PROCESS: {**each, "rng": rng[get_global_rank()]} if get_global_rank() < len(rng) else None,
+            OWN_PROCESS: {**each, "rng": rng[get_global_rank()]} if 0 < get_global_rank() < len(rng) else None,
             "skipped_steps": torch.zeros((), dtype=torch.int64),
             "tensor_parallel": 1,
             "world_size": len(rng),

@@ -43,7 +43,8 @@ from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes
 from composer.core import State, join_tensors
 from composer.core.former import warn_former
-from composer.core.saving.codec import from_data, to_data
+from composer.core.saving.codec import to_data
+from composer.core.saving.records import from_data
 from composer.core.saving.secrets import without_secret_urls
 from composer.distributed import get_global_rank, get_world_size
 from composer.functional.dtensors import is_sharded
@@ -132,9 +133,9 @@ def saved_run(content: Any, path: str, *, weights_only: bool) -> SavedRun | None
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(path, f"is not the state of a checkpoint: {error}") from None
     others = pop_others(data, weights_only=weights_only)
-    if PROCESS in (extra := dictionary(data.get("extra"))):
-        own = [extra[PROCESS], *processes]
-        extra[OWN_PROCESS] = own[get_global_rank()] if len(own) == get_world_size() else None
+    rank, are_as_many = get_global_rank(), len(processes) + 1 == get_world_size()
+    if rank and are_as_many and PROCESS in (extra := dictionary(data.get("extra"))):
+        extra[OWN_PROCESS] = processes[rank - 1]
     return SavedRun(path, data, others=others)
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from composer.core import Logger, State, TimeUnit
 from composer.core.checks import integer, is_flag
+from composer.core.files import check_template, fill_in_run
 from composer.core.logger import detach_to_host
-from composer.core.saving import codec
+from composer.core.saving import records
+from composer.core.saving.codec import Record
 from composer.core.saving.components import transient
-from composer.core.saving.files import check_template, fill_in_run
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.images import to_images, with_masks
@@ -29,7 +30,7 @@ _FIELDS = ("run_name", "rank")
 
 
 @attrs.frozen
-class _Place(codec.Record):
+class _Place(Record):
     """The file of a run when a checkpoint was saved: its path, its size and the SHA-256 of its first line."""
 
     path: str
@@ -128,7 +129,7 @@ class FileLogger(GatheringLogger):
         Raises:
             ValueError: ``state`` is not the state of a FileLogger.
         """
-        codec.read(state, _Place, "FileLogger")
+        records.read(state, _Place, "FileLogger")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the file of ``filename`` at its size when ``state`` was saved, if it is the same file.
@@ -136,7 +137,7 @@ class FileLogger(GatheringLogger):
         Raises:
             ValueError: ``state`` is not the state of a FileLogger.
         """
-        self._saved = codec.read(state, _Place, "FileLogger")
+        self._saved = records.read(state, _Place, "FileLogger")
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write hyperparameters as a line."""

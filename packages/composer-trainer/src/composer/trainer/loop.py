@@ -41,7 +41,7 @@ def train(run: Run) -> None:
 
 def _train_epochs(run: Run) -> None:
     event = run.engine.run_event
-    # First the evaluations that a signal has left undone, and the checkpoint that would have followed.
+    # First the evaluations that a signal has interrupted, and the checkpoint that would have followed.
     for ended, checkpoint in _CHECKPOINTS.items():
         if ended in run.resume_state.interrupted:
             run.evaluate_if_due(ended)

@@ -239,8 +239,8 @@ class Run:
         """
         if self.state._evaluators:  # noqa: SLF001  (see training_is_over)
             with self.stopwatch.paused():
-                undone = self.resume_state.interrupted
-                self._evaluations.run_if_due(self.engine, event, self.signals, undone, self.end)
+                interrupted = self.resume_state.interrupted
+                self._evaluations.run_if_due(self.engine, event, self.signals, interrupted, self.end)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics, which can be read until the next epoch begins, and after the training."""

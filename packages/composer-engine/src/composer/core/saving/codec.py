@@ -1,9 +1,8 @@
 """The encoding of all that is saved: nested data as JSON and tensors, in which each value states its type.
 
 :func:`split_tensors` encodes, and :func:`join_tensors` decodes what it returned, also after a round trip through JSON.
-:func:`to_data` and :func:`from_data` do the same with the tensors in their places, as for ``torch.save``. :func:`plain`
-copies such data without encoding it. :func:`read` checks a value against a declared type, and constructs
-:class:`Record` objects, whose dictionaries do not state their class.
+:func:`to_data` and :func:`decode` do the same with the tensors in their places, as for ``torch.save``. :func:`plain`
+copies such data without encoding it. ``records.py`` reads decoded data as declared types.
 
 What JSON cannot represent becomes a dictionary of one key that begins with ``$``: ``{"$tensor": name}``,
 ``{"$tuple": [...]}``, ``{"$float": "nan"}``, ``{"$time": "10ep"}``, ``{"$enum": [class, value]}``, and so on. The class
@@ -12,7 +11,6 @@ of an enumeration is looked up among the loaded modules and never imported.
 
 from __future__ import annotations
 
-import collections.abc
 import contextlib
 import datetime as dt
 import enum
@@ -22,28 +20,39 @@ import numbers
 import operator
 import pathlib
 import sys
-import types
-import typing
 import warnings
-import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 import torch
 from torch import Tensor
 
-from composer.core.checks import describe, error_text, nearest, shortened
+from composer.core.checks import describe, nearest, shortened
 from composer.core.time import Time, Timestamp
 
 # Both are far below what Python limits, recursion and digits of a number, so that no saved data exceeds it.
 MAX_DEPTH = 64
 MAX_BITS = 4096
 
-_Place: TypeAlias = "tuple[_Place | str, object] | str"
+Place: TypeAlias = "tuple[Place | str, object] | str"
 """A place in nested data: that of the container, and the key in it. Only an error formats it as a string."""
-_Store: TypeAlias = "Callable[[Tensor, _Place], str] | None"
+
+
+class _Mode(NamedTuple):
+    """How values are written.
+
+    Attributes:
+        encodes: Whether what JSON cannot represent states its type; else it is copied as it is.
+        store: Returns the names that replace tensors; None leaves tensors in their places.
+    """
+
+    encodes: bool
+    store: Callable[[Tensor, Place], str] | None = None
+
+
+_COPY, _ENCODE = _Mode(encodes=False), _Mode(encodes=True)
 
 
 class NotSerializableError(TypeError):
@@ -55,7 +64,7 @@ class NotSerializableError(TypeError):
 
 
 class Record:
-    """An attrs class that is saved as the dictionary of its fields, which ``read()`` constructs again."""
+    """An attrs class that is saved as the dictionary of its fields, which ``read()`` in ``records.py`` reads again."""
 
     __slots__ = ()
 
@@ -76,7 +85,7 @@ def plain(value: Any, path: str = "") -> Any:
         Traceback (most recent call last):
         composer.core.saving.codec.NotSerializableError: EMA.when: function builtins.print cannot be saved. ...
     """
-    return _encode(value, path, 0, None)
+    return _encode(value, path, 0, _COPY)
 
 
 def to_data(value: Any, path: str = "") -> Any:
@@ -89,26 +98,7 @@ def to_data(value: Any, path: str = "") -> Any:
         >>> to_data({"when": (Time(10, "ep"), None)})
         {'when': {'$tuple': [{'$time': '10ep'}, None]}}
     """
-    return _encode(value, path, 0, _in_place)
-
-
-def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
-    """Return what :func:`to_data` encoded, of a declared type.
-
-    Raises:
-        ValueError: The data is not as :func:`to_data` returns it, or of another type.
-
-    Example:
-        >>> from_data({"$tuple": [{"$time": "10ep"}, None]}, tuple[Time | None, ...])
-        (Time(10, TimeUnit.EPOCH), None)
-    """
-    return read(_decode(data, path, 0, {}, set()), kind, path)
-
-
-def _in_place(tensor: Tensor, place: _Place) -> Any:
-    """Return a tensor in place of its name."""
-    del place
-    return tensor
+    return _encode(value, path, 0, _ENCODE)
 
 
 @torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
@@ -136,20 +126,20 @@ def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     names: dict[tuple[Any, ...], str] = {}
 
-    def store(tensor: Tensor, place: _Place) -> str:
+    def store(tensor: Tensor, place: Place) -> str:
         held: Any = tensor
         if hasattr(held, "device_mesh"):  # a DTensor has no memory of its own
             held = held.to_local()
         view = tensor.is_conj(), tensor.is_neg(), tuple(tensor.shape), tensor.stride()
         memory = (tensor.device, tensor.dtype, held.data_ptr(), *view)
         if not held.numel() or memory not in names:
-            path = _text(place) or "tensor"
+            path = text_of(place) or "tensor"
             candidates = itertools.chain([path], (f"{path}#{number}" for number in itertools.count(1)))
             names[memory] = next(name for name in candidates if name not in tensors)
             tensors[names[memory]] = tensor.detach() if tensor.requires_grad else tensor
         return names[memory]
 
-    return _encode(state, "", 0, store), tensors
+    return _encode(state, "", 0, _Mode(encodes=True, store=store)), tensors
 
 
 def join_tensors(data: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -175,8 +165,8 @@ def join_tensors(data: Any, tensors: Mapping[str, Tensor]) -> Any:
     return state
 
 
-def _encode(value: Any, place: _Place, depth: int, store: _Store) -> Any:  # noqa: PLR0911  (one for each kind)
-    """Return a value as JSON data; without ``store`` a copy of it."""
+def _encode(value: Any, place: Place, depth: int, mode: _Mode) -> Any:  # noqa: PLR0911  (one for each kind)
+    """Return a value as JSON data, or a copy of it."""
     kind = type(value)
     if value is None or kind is bool or kind is str or (kind is float and math.isfinite(value)):
         return value
@@ -184,30 +174,30 @@ def _encode(value: Any, place: _Place, depth: int, store: _Store) -> Any:  # noq
         return value
     if isinstance(value, Tensor):
         _check_tensor(value, place)
-        return value if store is None or store is _in_place else {"$tensor": store(value, place)}
+        return value if mode.store is None else {"$tensor": mode.store(value, place)}
     if depth > MAX_DEPTH:
         raise NotSerializableError(
-            _text(place), f"cannot be saved: it is nested more than {MAX_DEPTH} deep, or contains itself."
+            text_of(place), f"cannot be saved: it is nested more than {MAX_DEPTH} deep, or contains itself."
         )
     if isinstance(value, Record):
         value = {field.name: getattr(value, field.name) for field in attrs.fields(kind)}
     if isinstance(value, Mapping):
-        return _encode_mapping(value, place, depth + 1, store)
+        return _encode_mapping(value, place, depth + 1, mode)
     if kind in _SEQUENCES:
         items = []
         for index, item in enumerate(value):
             # Names of parameters are most of what a list has.
-            items.append(item if type(item) is str else _encode(item, (place, index), depth + 1, store))
-        if store is None:
+            items.append(item if type(item) is str else _encode(item, (place, index), depth + 1, mode))
+        if not mode.encodes:
             return kind(items)
         return items if kind is list else {_SEQUENCES[kind]: _in_order(items) if kind in (set, frozenset) else items}
-    return _encode_scalar(value, place, store)
+    return _encode_scalar(value, place, mode)
 
 
 _SEQUENCES: Mapping[type, str] = {list: "", torch.Size: "$tuple", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 
 
-def _encode_mapping(mapping: Mapping[Any, Any], place: _Place, depth: int, store: _Store) -> Any:
+def _encode_mapping(mapping: Mapping[Any, Any], place: Place, depth: int, mode: _Mode) -> Any:
     kind: Any = type(mapping)
     tag = _MAPPINGS.get(kind)
     pairs, is_json = [], tag is None
@@ -216,12 +206,12 @@ def _encode_mapping(mapping: Mapping[Any, Any], place: _Place, depth: int, store
         if type(key) is not str:
             is_json = False
             if any(isinstance(part, Tensor) for part in (key if type(key) is tuple else (key,))):
-                raise NotSerializableError(_text(place), "a tensor cannot be a dictionary's key.")
-            name = _encode(key, place, depth, store)
+                raise NotSerializableError(text_of(place), "a tensor cannot be a dictionary's key.")
+            name = _encode(key, place, depth, mode)
         elif key.startswith("$"):
             is_json = False
-        pairs.append([name, _encode(item, (place, key), depth, store)])
-    if store is None:
+        pairs.append([name, _encode(item, (place, key), depth, mode)])
+    if not mode.encodes:
         return dict(pairs) if tag is None else kind(dict(pairs))
     return dict(pairs) if is_json else {tag or "$dict": pairs}
 
@@ -229,21 +219,21 @@ def _encode_mapping(mapping: Mapping[Any, Any], place: _Place, depth: int, store
 _MAPPINGS: Mapping[type, str] = {Counter: "$counter", OrderedDict: "$ordered"}
 
 
-def _encode_scalar(value: Any, place: _Place, store: _Store) -> Any:
+def _encode_scalar(value: Any, place: Place, mode: _Mode) -> Any:
     if isinstance(value, enum.Enum):
         name = f"{type(value).__module__}:{type(value).__qualname__}"
-        return value if store is None else {"$enum": [name, _encode(value.value, place, 0, store)]}
+        return value if not mode.encodes else {"$enum": [name, _encode(value.value, place, 0, mode)]}
     if isinstance(value, numbers.Real):
         number = to_number(value, place)
-        return number if store is None or math.isfinite(number) else {"$float": str(number)}
+        return number if not mode.encodes or math.isfinite(number) else {"$float": str(number)}
     if isinstance(value, str):
         return str(value)
     for tag, (kind, write, _) in _CODECS.items():
         if isinstance(value, kind):
-            return value if store is None else {tag: write(value)}
+            return value if not mode.encodes else {tag: write(value)}
     remedy = "; save the values that it is constructed from" if not isinstance(value, tuple) else "; save a tuple"
     expected = "A checkpoint holds numbers, strings, lists, tuples, sets, dictionaries, times, None and tensors"
-    raise NotSerializableError(_text(place), f"{describe(value)} cannot be saved. {expected}{remedy}.")
+    raise NotSerializableError(text_of(place), f"{describe(value)} cannot be saved. {expected}{remedy}.")
 
 
 def _in_order(items: list[Any]) -> list[Any]:
@@ -251,7 +241,7 @@ def _in_order(items: list[Any]) -> list[Any]:
     return sorted(items, key=lambda item: (type(item).__name__, repr(item)))
 
 
-def to_number(value: Any, path: _Place = "") -> int | float:
+def to_number(value: Any, path: Place = "") -> int | float:
     """Return a number, such as one of NumPy's, as one of Python's.
 
     Raises:
@@ -261,7 +251,7 @@ def to_number(value: Any, path: _Place = "") -> int | float:
         return float(value)
     number = operator.index(value)
     if number.bit_length() > MAX_BITS:
-        raise NotSerializableError(_text(path), f"a whole number of more than {MAX_BITS} bits cannot be saved.")
+        raise NotSerializableError(text_of(path), f"a whole number of more than {MAX_BITS} bits cannot be saved.")
     return number
 
 
@@ -270,21 +260,30 @@ def is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and enum.Enum not in type(value).__mro__
 
 
-def _check_tensor(tensor: Tensor, place: _Place) -> None:
+def _check_tensor(tensor: Tensor, place: Place) -> None:
     layout = "a nested" if tensor.is_nested else "a sparse" if tensor.layout is not torch.strided else None
     reason = layout or ("a quantized" if tensor.is_quantized else "a meta" if tensor.is_meta else None)
     if reason is not None:
         raise NotSerializableError(
-            _text(place), f"{reason} tensor cannot be saved; convert it to a dense one that has data."
+            text_of(place), f"{reason} tensor cannot be saved; convert it to a dense one that has data."
         )
 
 
-def _decode(data: Any, place: _Place, depth: int, tensors: Mapping[str, Tensor], used: set[str]) -> Any:
+def decode(data: Any, path: str = "") -> Any:
+    """Return what :func:`to_data` encoded.
+
+    Raises:
+        ValueError: The data is not as :func:`to_data` returns it.
+    """
+    return _decode(data, path, 0, {}, set())
+
+
+def _decode(data: Any, place: Place, depth: int, tensors: Mapping[str, Tensor], used: set[str]) -> Any:
     kind = type(data)
     if data is None or kind in _ATOMS or isinstance(data, Tensor):
         return data
     if depth > 2 * MAX_DEPTH:
-        raise ValueError(f"{_text(place)[:80]}...: is nested more than {2 * MAX_DEPTH} deep.")
+        raise ValueError(f"{text_of(place)[:80]}...: is nested more than {2 * MAX_DEPTH} deep.")
     if kind is list:
         items = []
         for index, item in enumerate(data):
@@ -307,24 +306,29 @@ def _decode(data: Any, place: _Place, depth: int, tensors: Mapping[str, Tensor],
 _ATOMS = frozenset({bool, int, float, str})
 
 
-def _malformed(data: Any, place: _Place, reason: str = "") -> ValueError:
-    return ValueError(f"{_text(place)}: must be as split_tensors() writes it, got {shortened(data)}{reason}.")
+def _malformed(data: Any, place: Place, reason: str = "") -> ValueError:
+    return ValueError(f"{text_of(place)}: must be as split_tensors() writes it, got {shortened(data)}{reason}.")
 
 
 def _decode_tagged(
-    tag: str, content: Any, place: _Place, depth: int, tensors: Mapping[str, Tensor], used: set[str]
+    tag: str, content: Any, place: Place, depth: int, tensors: Mapping[str, Tensor], used: set[str]
 ) -> Any:
     if tag == "$tensor":
         if not isinstance(content, str) or content not in tensors:
-            raise ValueError(f"{_text(place)}: there is no tensor {content!r}{nearest(content, tensors)}")
+            raise ValueError(f"{text_of(place)}: there is no tensor {content!r}{nearest(content, tensors)}")
         used.add(content)
         return tensors[content]
-    inner = _decode(content, place, depth, tensors, used) if type(content) is list else content
-    with contextlib.suppress(TypeError, ValueError, AttributeError, KeyError, OverflowError, RuntimeError):
-        if inner is content:
-            return _CODECS[tag][2](content)
-        return _FROM_LIST[tag](inner) if tag != "$enum" else _member(inner, place)
-    raise _malformed({tag: content}, place)
+    is_list = type(content) is list
+    inner = _decode(content, place, depth, tensors, used) if is_list else content
+    if is_list and tag == "$enum" and len(inner) == 2 and isinstance(inner[0], str):
+        return _member(*inner, place)
+    read = (_FROM_LIST if is_list else _FROM_SCALAR).get(tag)
+    if read is None:
+        raise _malformed({tag: content}, place)
+    try:
+        return read(inner)
+    except Exception as error:  # whatever the constructors of Python and torch raise
+        raise _malformed({tag: content}, place) from error
 
 
 _FROM_LIST: Mapping[str, Callable[[list[Any]], Any]] = {
@@ -335,18 +339,17 @@ _FROM_LIST: Mapping[str, Callable[[list[Any]], Any]] = {
 }
 
 
-def _member(saved: list[Any], place: _Place) -> Any:
+def _member(name: str, value: Any, place: Place) -> Any:
     """Return a member of an enumeration, or with a warning its value if no loaded module has the enumeration."""
-    name, value = saved
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):
         found = vars(found).get(part) if found is not None else None
     if isinstance(found, enum.EnumType):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):
             return found(value)
     warnings.warn(
-        f"{_text(place) or 'The value'}: a member of {qualified} was saved, and its value is loaded in its place: "
+        f"{text_of(place) or 'The value'}: a member of {qualified} was saved, and its value is loaded in its place: "
         f"import {module} before, with this member.",
         stacklevel=2,
     )
@@ -367,7 +370,6 @@ def _to_dtype(name: str) -> torch.dtype:
 
 
 _CODECS: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "$float": (type(None), str, _to_float),  # written by _encode_scalar
     "$time": (Time, Time.to_timestring, Time.from_timestring),
     "$timestamp": (Timestamp, Timestamp.state_dict, Timestamp.from_state_dict),
     "$timedelta": (dt.timedelta, dt.timedelta.total_seconds, lambda seconds: dt.timedelta(seconds=seconds)),
@@ -375,9 +377,14 @@ _CODECS: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] =
     "$device": (torch.device, str, torch.device),
     "$path": (pathlib.PurePath, str, pathlib.Path),
 }
+_FROM_SCALAR: Mapping[str, Callable[[Any], Any]] = {
+    "$float": _to_float,
+    **{tag: one[2] for tag, one in _CODECS.items()},
+}
 
 
-def _text(place: _Place) -> str:
+def text_of(place: Place) -> str:
+    """Return a place as a string, ``"optimizers.SGD.param_groups[0]"``."""
     keys = []
     while not isinstance(place, str):
         place, key = place
@@ -406,122 +413,3 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, bool) is not isinstance(other, bool):
         return False
     return bool(one == other) or (one != one and other != other)  # noqa: PLR0124  (not a number)
-
-
-def read(value: Any, kind: Any, path: str = "") -> Any:  # noqa: PLR0911  (one for each kind of type)
-    """Return a decoded value if it is of a declared type, with records constructed from their dictionaries.
-
-    Args:
-        value: What :func:`join_tensors` returned.
-        kind: The type, as annotated.
-        path: The place of the value, for the error.
-
-    Raises:
-        ValueError: The value is of another type, or a record lacks a field, has another, or rejects a value.
-
-    Example:
-        >>> read([Time(3, "ep"), None], list[Time | None])
-        [Time(3, TimeUnit.EPOCH), None]
-        >>> read([1, "a"], list[int], "sizes")
-        Traceback (most recent call last):
-        ValueError: sizes[1]: must be int, got 'a'.
-    """
-    kind = types.NoneType if kind is None else getattr(kind, "__supertype__", kind)  # of a NewType
-    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if origin in (typing.Annotated, typing.Final):
-        return read(value, arguments[0], path)
-    if origin in (typing.Union, types.UnionType):
-        for member in arguments:
-            with contextlib.suppress(ValueError):
-                return read(value, member, path)
-    elif origin is typing.Literal:
-        if any(type(value) is type(choice) and value == choice for choice in arguments):
-            return value
-    elif origin in (Any, object) or not isinstance(origin, type):
-        return value  # any data, a variable of a generic class, or a special form
-    elif issubclass(origin, Record) and type(value) is dict:
-        return _read_record(value, kind, path)
-    elif origin is Timestamp and type(value) is dict:  # as a state has it
-        with _at(path):
-            return Timestamp.from_state_dict(value)
-    elif origin is tuple and type(value) is list:  # of JSON that others have written
-        return read(tuple(value), kind, path)
-    elif _is_a(value, origin):
-        return _read_items(value, origin, arguments, path)
-    raise ValueError(f"{path or 'The value'}: must be {_type_name(kind)}, got {shortened(value)}.")
-
-
-def _is_a(value: Any, kind: type) -> bool:
-    if kind in (int, float):
-        number = numbers.Integral if kind is int else numbers.Real
-        return isinstance(value, number) and not isinstance(value, (bool, enum.Enum))
-    return isinstance(value, kind) and not (isinstance(value, str) and kind is not str and not issubclass(kind, str))
-
-
-def _read_items(value: Any, origin: type, arguments: tuple[Any, ...], path: str) -> Any:
-    """Return a container with its items read; other values as they are."""
-    if isinstance(value, Mapping) and arguments:
-        key_kind, item_kind = arguments if len(arguments) == 2 else (arguments[0], int)  # a Counter counts its keys
-        items = {read(key, key_kind, path): read(item, item_kind, at(path, key)) for key, item in value.items()}
-        return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
-    if not arguments or not issubclass(origin, collections.abc.Collection):
-        return value
-    if origin is not tuple or arguments[1:] == (...,):
-        arguments = arguments[:1] * len(value)
-    if len(arguments) != len(value):
-        raise ValueError(f"{path or 'The value'}: must have {len(arguments)} items, got {shortened(value)}.")
-    pairs = zip(value, arguments, strict=True)
-    return type(value)(read(item, one, at(path, index)) for index, (item, one) in enumerate(pairs))
-
-
-def _read_record(data: dict[str, Any], kind: Any, path: str) -> Any:
-    cls = typing.get_origin(kind) or kind
-    variables = dict(zip(getattr(cls, "__parameters__", ()), typing.get_args(kind), strict=False))
-    kinds = field_types(cls)
-    problems = [f"unknown field {name!r}{nearest(name, kinds, '')}" for name in data if name not in kinds]
-    required = [field.name for field in attrs.fields(cls) if field.default is attrs.NOTHING]
-    problems += [f"field {name!r} is missing" for name in required if name not in data]
-    if problems:
-        raise ValueError(f"{path or 'The value'}: {'; '.join(problems)}.")
-    values = {name: read(item, variables.get(kinds[name], kinds[name]), at(path, name)) for name, item in data.items()}
-    with _at(path):
-        return cls(**{str(field.alias): values[field.name] for field in attrs.fields(cls) if field.name in values})
-
-
-@contextlib.contextmanager
-def _at(path: str) -> Iterator[None]:
-    """Raise the errors of a constructor as ValueErrors that begin with the place of its arguments."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path or 'The value'}: {error_text(error)}") from None
-
-
-def _type_name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
-
-
-_KNOWN_TYPES: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
-
-
-def field_types(kind: Any) -> dict[str, Any]:
-    """Return the types of an attrs class's fields by name; ``Any`` if an annotation cannot be resolved at run time.
-
-    Example:
-        >>> @attrs.define
-        ... class Point:
-        ...     x: "int | None" = None
-        >>> field_types(Point)
-        {'x': int | None}
-    """
-    if not attrs.has(kind):
-        return {}
-    known = _KNOWN_TYPES.setdefault(kind, {})
-    for field in attrs.fields(kind):
-        if field.name not in known and field.type is not None:
-            with contextlib.suppress(NameError, AttributeError, TypeError, SyntaxError):  # it may be resolved later
-                owner = next(base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {}))
-                holder = type("_Holder", (), {"__annotations__": {field.name: field.type}})
-                names = vars(sys.modules[owner.__module__])
-                known[field.name] = typing.get_type_hints(holder, names, dict(vars(owner)))[field.name]
-    return {field.name: known.get(field.name, Any) for field in attrs.fields(kind)}

@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 
 from composer.core.checks import nearest, shortened
 from composer.core.optimizers import held_parameters, unwrapped
-from composer.core.saving.codec import NotSerializableError, Record, plain, read
+from composer.core.saving.codec import NotSerializableError, Record, plain
 from composer.core.saving.components import by_key
+from composer.core.saving.records import read
 from composer.functional.checks import few
 from composer.functional.dtensors import is_dtensor, shard_like, without_repeats
 

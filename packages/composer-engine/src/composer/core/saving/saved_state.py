@@ -21,8 +21,9 @@ from composer.core.declarations import check_conflicts
 from composer.core.optimizers import unwrapped
 from composer.core.passes import all_passes
 from composer.core.saving import model_state
-from composer.core.saving.codec import NotSerializableError, Record, equal, from_data, plain, read
+from composer.core.saving.codec import NotSerializableError, Record, equal, plain
 from composer.core.saving.components import by_key, is_unsaved, read_field, saved_fields, settings_to_save
+from composer.core.saving.records import from_data, read
 from composer.core.time import Timestamp
 
 if TYPE_CHECKING:

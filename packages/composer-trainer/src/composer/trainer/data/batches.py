@@ -30,15 +30,15 @@ from composer.distributed import all_agree, all_gather_object, get_data_world_si
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
 from composer.functional.datasets import by_epoch
 from composer.functional.nested import leaves
-from composer.trainer.data.order import StatefulOrder, make_order
-from composer.trainer.data.position import EpochPosition, PlaceReader
-from composer.trainer.data.seeding import draws_nothing
-from composer.trainer.resume.contract import (
+from composer.trainer.data.objects import (
     LoaderObjects,
     create_generators,
     load_objects,
     save_objects,
 )
+from composer.trainer.data.order import StatefulOrder, make_order
+from composer.trainer.data.position import EpochPosition, PlaceReader
+from composer.trainer.data.seeding import draws_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -34,7 +34,7 @@ from composer.distributed import get_world_size, samplers
 from composer.distributed.environment import get_data_rank
 from composer.functional.datasets import by_epoch
 from composer.trainer.data import seeding, workers
-from composer.trainer.resume.contract import create_generators, has_state, load_objects, save_objects, takes_position
+from composer.trainer.data.objects import create_generators, has_state, load_objects, save_objects, takes_position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -382,7 +382,7 @@ class IndexedOrder(_CopiedOrder):
         del place
         if self._drawn is not None:
             return len(self._drawn)
-        return length_of(self._sampler) if _is_known(self._sampler) else None
+        return len(self._sampler) if _is_known(self._sampler) else None
 
     def rewind(self) -> None:
         """Forget the order of an epoch."""

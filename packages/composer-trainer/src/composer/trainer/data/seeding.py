@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from composer.core.saving.randomness import derive_seed, generator_state, seed_generator, seed_globals
 from composer.distributed.environment import get_data_rank
-from composer.trainer.resume.contract import generators_of
+from composer.trainer.data.objects import generators_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

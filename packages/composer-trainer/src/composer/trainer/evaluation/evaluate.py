@@ -50,6 +50,7 @@ from composer.distributed.samplers import in_step, is_split_by_rank, split_data
 from composer.functional.dtensors import is_sharded
 from composer.functional.nested import join
 from composer.trainer.data.batches import prepare_batch, warn_of_repeats
+from composer.trainer.data.objects import load_objects, objects_to_evaluate, save_objects
 from composer.trainer.data.order import make_order
 from composer.trainer.evaluation.metrics import (
     SupportsMetrics,
@@ -58,7 +59,6 @@ from composer.trainer.evaluation.metrics import (
     metrics_of,
     reduce_over_data,
 )
-from composer.trainer.resume.contract import load_objects, objects_to_evaluate, save_objects
 from composer.trainer.stopping import Stopped, StopSignals, agree_on_stop
 
 Loader: TypeAlias = Iterable[Any] | DataSpec
@@ -134,7 +134,7 @@ class Evaluations:
         state.eval_metrics = {label: own for label, own in state.eval_metrics.items() if label in self.labels()}
 
     def run_if_due(
-        self, engine: Engine, event: Event, signals: StopSignals, stopped: dict[Event, list[str]], end: Time | None
+        self, engine: Engine, event: Event, signals: StopSignals, interrupted: dict[Event, list[str]], end: Time | None
     ) -> None:
         """Evaluate with the evaluators that are due at an event.
 
@@ -142,17 +142,17 @@ class Evaluations:
             engine: With the state that is trained.
             event: Where.
             signals: Those that stop the evaluation.
-            stopped: The labels of the evaluators that a signal has left undone, by event; **changed in place**.
+            interrupted: The labels of evaluators that have not run, by event; **changed in place**.
             end: The end of the training without a call of ``stop_training``, of which intervals in ``"dur"`` are parts.
 
         Raises:
             Stopped: A signal has stopped the evaluation, or the training before it.
         """
-        planned, undone = engine.state, stopped.pop(event, None)
+        planned, left = engine.state, interrupted.pop(event, None)
         if planned.stop_reason is not None:
             planned = copy.copy(planned)
             planned.max_duration = end
-        due = [one for one in due_evaluators(planned, event) if undone is None or one.label in undone]
+        due = [one for one in due_evaluators(planned, event) if left is None or one.label in left]
         if not due:
             return
         results: dict[str, Any] = {}
@@ -161,7 +161,7 @@ class Evaluations:
             evaluate(engine, due, self.subset_num_batches, signals, results)
             agree_on_stop(engine.state)
         except Stopped:
-            stopped[event] = [one.label for one in due if one.label not in results]
+            interrupted[event] = [one.label for one in due if one.label not in results]
             raise
 
 

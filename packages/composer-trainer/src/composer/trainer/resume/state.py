@@ -27,25 +27,27 @@ import torch
 from attrs.validators import ge, optional
 from torch import Tensor, nn
 
-from composer.checkpoint.contents import SavedObjects, SavedPlace
+from composer.checkpoint.contents import OWN_PROCESS, PROCESS, SavedObjects, SavedPlace
 from composer.checkpoint.errors import CheckpointMismatchError
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
 from composer.core.checks import bulleted, caller_level
 from composer.core.optimizers import unwrapped
-from composer.core.saving.codec import Record, read
+from composer.core.saving.codec import Record
 from composer.core.saving.components import by_key
 from composer.core.saving.model_state import bare_model, bare_name
 from composer.core.saving.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
+from composer.core.saving.records import read
 from composer.distributed import broadcast_buffers, get_data_rank, get_global_rank, get_world_size
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size
 from composer.loggers.hyperparameters import plain_settings
-from composer.trainer.data.order import make_order
+from composer.trainer.data.objects import takes_position
 from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
-from composer.trainer.resume import contract
+from composer.trainer.resume import run_settings
+from composer.trainer.resume.given_objects import GivenObjects
 from composer.trainer.schedules import Cooldown  # noqa: TC001  (the type of a field, which read() needs)
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class _OfProcess(Record):
         data: The place in the training data; None if there was none.
         loggers: What the destinations continue their runs by.
         metrics: The training metrics of the epoch so far.
-        objects: The objects that the Trainer was given; see ``trainer/resume/contract.py``.
+        objects: The objects that the Trainer was given; see ``trainer/resume/given_objects.py``.
         rng: The global generators.
     """
 
@@ -89,18 +91,18 @@ class _Saved(Record):
 
     Attributes:
         clock_before: The clock before the last batch, by which intervals are due.
-        interrupted: The labels of the evaluators that are left undone, by event.
+        interrupted: The labels of the evaluators of interrupted evaluations, by event.
         microbatch_size: The size that the search has found; None without a search.
-        process: What is saved of the first process; in a save, of this one.
+        process: What is saved of the first process.
         skipped_steps: How many steps were skipped because the loss scale was too large.
         tensor_parallel: How many processes had the same samples.
         world_size: How many processes there were.
-        own: What is saved of this process; None if there were not as many processes.
+        own: What is saved of this process, unless it is the first, or there were not as many processes.
         cooldown: The cool-down of the run; None before it.
         optimizers: The arguments of the optimizers, by key and group, as the program had set them.
         requires_grad: Which parameters of the model are trained, by name.
         training: Which modules of the model are in training mode, by name; None unless a training is in progress.
-        settings: Other arguments that the results depend on, for a warning; see ``trainer/resume/contract.py``.
+        settings: Other arguments that the results depend on, for a warning; see ``trainer/resume/run_settings.py``.
     """
 
     clock_before: Timestamp
@@ -120,7 +122,9 @@ class _Saved(Record):
     def of_this_process(self) -> _OfProcess | None:
         """Return what this process has saved; None unless as many processes saved, with the same samples in each."""
         are_same = (self.world_size, self.tensor_parallel) == (get_world_size(), get_tensor_parallel_size())
-        return self.own if are_same else None
+        if not are_same:
+            return None
+        return self.own if get_global_rank() else self.process
 
     def place_to_continue(self, loader: Any = None) -> SavedPlace | None:
         """Return the place in the data to continue at; None if there is none.
@@ -131,7 +135,7 @@ class _Saved(Record):
         if (own := self.of_this_process()) is not None:
             return own.data
         place = self.process.data
-        of_all = contract.takes_position(getattr(loader, "dataset", None))
+        of_all = takes_position(getattr(loader, "dataset", None))
         return place and attrs.evolve(
             place, loader=place.loader if of_all else None, objects=SavedObjects(), has_ended=False
         )
@@ -142,76 +146,6 @@ class _Loaded(NamedTuple):
 
     saved: _Saved
     path: str
-
-
-class _GivenObjects:
-    """The objects that were given to the Trainer; of three kinds, by where their states are saved.
-
-    - Components, such as the model and callbacks: with the state of the run. Only their generators are saved here, and
-      so are those of streams to evaluate on.
-    - What is replayed with the data, such as the sampler: by ``Batches``.
-    - All others: here.
-
-    Args:
-        state: The run.
-        data: The training data.
-        logger: Its destinations are components.
-    """
-
-    def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
-        self._state, self._data, self._logger = state, data, logger
-        self._changes: contract.Changes | None = None
-        self._reported = set[str]()
-
-    def save(self) -> SavedObjects:
-        """Return the states of the objects that are saved here."""
-        return contract.save_objects(self._others(), self._components())
-
-    def load(self, saved: SavedObjects) -> None:
-        """Restore what :meth:`save` returned."""
-        for evaluator in self._state.evaluators:
-            objects, streams = contract.objects_to_evaluate(evaluator.dataloader.dataloader)
-            order = make_order(evaluator.dataloader.dataloader, self._state.rank_zero_seed)
-            load = partial(next, order.begin(0), None)
-            contract.create_generators(
-                saved.generators, _named(f"evaluators.{evaluator.label}", objects | streams), load
-            )
-        contract.load_objects(saved, self._others(), self._components())
-
-    def watch(self) -> None:
-        """Compare attributes with their present values from now on."""
-        self._changes = contract.Changes({**self._components(), **self._others(), **self._of_training("replayed")})
-
-    def report_changes(self) -> None:
-        """Warn, once for each, about changed attributes that are not saved."""
-        if self._changes is not None and get_global_rank() == 0:
-            changed = [path for path in self._changes.names() if path not in self._reported]
-            self._reported.update(changed)
-            contract.warn_of_changes(changed)
-
-    def _components(self) -> dict[str, Any]:
-        state = self._state
-        found: dict[str, Any] = {"model": state.model}
-        for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
-            found |= {f"{kind}.{state.component_key(component)}": component for component in held}
-        for evaluator in state.evaluators:
-            _, streams = contract.objects_to_evaluate(evaluator.dataloader.dataloader)
-            found |= _named(f"evaluators.{evaluator.label}", streams)
-        return found | _named("loggers", by_key(self._logger.destinations))
-
-    def _others(self) -> dict[str, Any]:
-        loss = getattr(self._state.model, "loss_fn", None)
-        found: dict[str, Any] = {} if loss is None or isinstance(loss, nn.Module) else {"loss_fn": loss}
-        found |= self._of_training("loading") | self._of_training("transforms")
-        for evaluator in self._state.evaluators:
-            objects, _ = contract.objects_to_evaluate(evaluator.dataloader.dataloader)
-            found |= _named(f"evaluators.{evaluator.label}", objects)
-        return found
-
-    def _of_training(self, kind: str) -> dict[str, Any]:
-        """Return the objects of the training data that ``LoaderObjects`` names so; none without data."""
-        batches = self._data.batches
-        return {} if batches is None else batches.objects.by_path(kind)
 
 
 class ResumeState:
@@ -227,8 +161,8 @@ class ResumeState:
         schedulers: The arguments of the Trainer.
 
     Attributes:
-        interrupted: The labels of the evaluators that a signal has left undone, by event. An evaluation that a signal
-            stops adds them, and the one that completes it removes them (``Evaluations.run_if_due``).
+        interrupted: The labels of the evaluators that have not run in evaluations that a signal interrupted, by event.
+            These add them, and the evaluation that completes one removes them (``Evaluations.run_if_due``).
         cooldown: The cool-down of the run; None before it.
         skipped_steps: How many steps were skipped because the loss scale was too large; ``Optimization`` counts them.
     """
@@ -242,8 +176,9 @@ class ResumeState:
         schedulers: Iterable[Any] = (),
     ) -> None:
         self._state, self._data, self._logger, self._seed = state, data, logger, seed
-        self._of_program = contract.settings_of_program(state.model, schedulers)
-        self._objects = _GivenObjects(state, data, logger)
+        self._settings: dict[str, Any] = {}  # of the last training
+        self._of_program = run_settings.settings_of_program(state.model, schedulers)
+        self._objects = GivenObjects(state, data, logger)
         self._optimizers = _arguments_of(state.optimizers)
         self._num_frozen = sum(not parameter.requires_grad for _, parameter in _parameters(state.model))
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
@@ -272,15 +207,18 @@ class ResumeState:
             for algorithm in state.algorithms:
                 algorithm.share_state(state)
         if weights_only:
-            return {"interrupted": self._undone()}
+            return {"interrupted": self._interrupted()}
         self._objects.report_changes()
         return self.to_save()
 
     def to_save(self) -> dict[str, Any]:
-        """Return all that is saved, by name."""
-        if self._loaded is not None:
-            loaded = self._loaded.saved
-            return _fields(attrs.evolve(loaded, process=loaded.own or loaded.process, own=None))
+        """Return all that is saved, by name; of what belongs to a process, that of this one."""
+        saved = self._collect() if self._loaded is None else self._loaded.saved
+        of_run = {field.name: getattr(saved, field.name) for field in attrs.fields(_Saved)}
+        own, first = of_run.pop(OWN_PROCESS), of_run.pop(PROCESS)
+        return of_run | {OWN_PROCESS if get_global_rank() else PROCESS: own or first}
+
+    def _collect(self) -> _Saved:
         state, batches = self._state, self._data.batches
         this_process = _OfProcess(
             data=None if batches is None else batches.save(),
@@ -289,9 +227,9 @@ class ResumeState:
             objects=self._objects.save(),
             rng=rng_state(state.device),
         )
-        saved = _Saved(
+        return _Saved(
             clock_before=state.previous_timestamp,
-            interrupted=self._undone(),
+            interrupted=self._interrupted(),
             microbatch_size=state.device_train_microbatch_size if state.auto_microbatching else None,
             process=this_process,
             skipped_steps=self.skipped_steps,
@@ -301,14 +239,13 @@ class ResumeState:
             optimizers=self._optimizers,
             requires_grad={name: one.requires_grad for name, one in _parameters(state.model)},
             training=self._modes(),
-            settings=self._settings(state.rank_zero_seed),
+            settings=self._settings or self._find_settings(),
         )
-        return _fields(saved)
 
-    def _settings(self, seed: int) -> dict[str, Any]:
+    def _find_settings(self) -> dict[str, Any]:
         batches, subset = self._data.batches, self._data.subset_num_batches
         loader, sizes = (None, {}) if batches is None else (batches.spec.dataloader, batches.place_reader.sizes)
-        settings = contract.settings_of(self._state, loader, sizes, subset, seed=seed, frozen=self._num_frozen)
+        settings = run_settings.settings_of(self._state, loader, sizes, subset, frozen=self._num_frozen)
         return settings | self._of_program
 
     def _modes(self) -> dict[str, bool] | None:
@@ -318,8 +255,8 @@ class ResumeState:
             return None
         return {name: module.training for name, module in _modules(model)}
 
-    def _undone(self) -> dict[Event, list[str]]:
-        """Return what a signal has left undone, and after the last batch the evaluation of the end, still ahead."""
+    def _interrupted(self) -> dict[Event, list[str]]:
+        """Return the interrupted evaluations, and after the last batch that of the end, which is still ahead."""
         due: list[str] = []
         if self._is_training and self._is_at_end():
             due = [evaluator.label for evaluator in due_evaluators(self._state, Event.FIT_END)]
@@ -330,7 +267,7 @@ class ResumeState:
         return end is not None and self._state.has_reached(end)
 
     def drop_interrupted(self, event: Event) -> None:
-        """Forget what a signal has left undone at an event, as nothing of it is left to do."""
+        """Forget the interrupted evaluation at an event, as nothing of it is left to do."""
         self.interrupted.pop(event, None)
 
     def read(self, saved: Mapping[str, Any], ignored: Collection[str], path: str) -> tuple[list[str], LoadExtra]:
@@ -342,7 +279,7 @@ class ResumeState:
             path: The checkpoint, for errors.
         """
         try:
-            record = _read(saved)
+            record: _Saved = read(saved, _Saved, "extra")
         except ValueError as error:
             parts = [path for path in ignored if path.startswith("extra/")]
             reason = f" Ignore {parts[0]!r} only together with all of 'extra'." if parts else ""
@@ -427,9 +364,10 @@ class ResumeState:
         if not self._is_at_end():  # it may be longer than when it was stopped at its end
             self.drop_interrupted(Event.FIT_END)
         loaded, self._loaded, self._is_training = self._loaded, None, True
+        self._settings = self._find_settings()
         if loaded is not None:
-            now = self._settings(self._state.rank_zero_seed if self._seed is None else self._seed)
-            contract.report_settings(loaded.saved.settings, now, loaded.path)
+            now = self._settings if self._seed is None else {**self._settings, "seed": self._seed}
+            run_settings.report_settings(loaded.saved.settings, now, loaded.path)
             self._restore_data(loaded.saved)
         self._objects.watch()
 
@@ -483,7 +421,7 @@ class ResumeState:
         self._is_training = False
 
     def forget(self) -> None:
-        """Discard loaded data, and what a stop has left undone."""
+        """Discard loaded data and interrupted evaluations."""
         self._loaded, self.interrupted, self.cooldown = None, {}, None
         for metric in self._state.train_metrics.values():
             metric.reset()
@@ -523,18 +461,3 @@ def _is_ignored(path: str, ignored: Collection[str]) -> bool:
     part, _, rest = path.partition(".")
     key = re.match(r"[^.]*(\.\d+)?", rest)
     return key is not None and not {part, f"{part}/{key[0]}"}.isdisjoint(ignored)
-
-
-def _fields(saved: _Saved) -> dict[str, Any]:
-    return {field.name: getattr(saved, field.name) for field in attrs.fields(_Saved)}
-
-
-def _read(saved: Mapping[str, Any]) -> _Saved:
-    """Return loaded data as a record; in the first process, what belongs to it is read once."""
-    is_first = saved.get("own") is saved.get("process")
-    record: _Saved = read({name: one for name, one in saved.items() if not is_first or name != "own"}, _Saved, "extra")
-    return attrs.evolve(record, own=record.process) if is_first else record
-
-
-def _named(path: str, objects: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{path}.{name}": value for name, value in objects.items()}

@@ -21,8 +21,8 @@ from composer.checkpoint.saver import CheckpointSaver, SaveInterval
 from composer.core import Engine, State
 from composer.core.checks import by_name, is_flag, to_path, to_strings
 from composer.core.evaluator import more_is_better, unknown_metric
+from composer.core.files import fill_in_run
 from composer.core.passes import Passes
-from composer.core.saving.files import fill_in_run
 from composer.distributed import from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_in_all_processes
 from composer.foreign.files import agreed_source

@@ -23,7 +23,8 @@ from torch.utils.data import (
 from composer.core import Algorithm, Callback, DataSpec, Event, saved
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
-from composer.trainer.resume.contract import Changes, generators_of, load_objects, save_objects
+from composer.trainer.data.objects import generators_of, load_objects, save_objects
+from composer.trainer.resume.given_objects import Changes
 
 INPUTS = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
 TARGETS = INPUTS[:, :3].argmax(dim=1)

@@ -3,7 +3,7 @@
 import pytest
 
 from composer.core import State, Timestamp
-from composer.core.saving.files import check_template, fill_in_run, write_atomically
+from composer.core.files import check_template, fill_in_run, write_atomically
 
 
 class TestFillInRun:
