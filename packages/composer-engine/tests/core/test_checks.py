@@ -14,7 +14,6 @@ from composer.algorithms import EMA, LabelSmoothing, MixUp
 from composer.core import Callback, DataSpec, Evaluator, State
 from composer.core.checks import (
     describe,
-    fill_in,
     integer,
     is_flag,
     is_string,
@@ -28,6 +27,7 @@ from composer.core.checks import (
     to_strings,
     whole_number_from,
 )
+from composer.core.files import fill_in
 
 
 @attrs.define

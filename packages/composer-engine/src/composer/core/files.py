@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from composer.core.checks import fill_in, to_path
+from composer.core.checks import shortened, to_path
 from composer.core.state import State
 
 UNFINISHED = ".unfinished-"
 """Prefix of the name of a file that :func:`write_atomically` is writing."""
+
+
+def fill_in(template: str, values: Mapping[str, object], parameter: str) -> str:
+    """Return the name of a file or folder with the names in braces replaced by their values.
+
+    Args:
+        template: The name; ``{batch:06}`` formats as :meth:`str.format` does.
+        values: The values by their names.
+        parameter: The name of the parameter, for the error.
+
+    Raises:
+        TypeError: The template is neither a string nor a path.
+        ValueError: Another name is in braces, or the name is invalid for a file or folder.
+
+    Example:
+        >>> fill_in("{run_name}/ba{batch:04}", {"run_name": "first", "batch": 7}, "filename")
+        'first/ba0007'
+    """
+    template = template if type(template) is str else to_path(parameter, template)
+    if not template or "\0" in template:
+        raise ValueError(
+            f"{parameter} must be the name of a file or folder ('.' is the current one), got {shortened(template)}."
+        )
+    try:
+        return template.format(**values)
+    except (LookupError, ValueError, AttributeError):
+        *others, last = (f"{{{name}}}" for name in values)
+        allowed = f"{', '.join(others)} and {last}" if others else last
+        raise ValueError(
+            f"{parameter} may have {allowed} in it, nothing else in braces, got {shortened(template)}."
+        ) from None
 
 
 def fill_in_run(template: str, state: State, parameter: str = "A name", fields: Sequence[str] | None = None) -> str:

@@ -90,7 +90,7 @@ def _instances_of(kind: type, parameter: str) -> Any:
 def _as_sequence(items: Any) -> tuple[Any, ...]:
     if items is None:
         return ()
-    return tuple(items) if isinstance(items, (list, tuple, ObservableList)) else (items,)
+    return tuple(items) if isinstance(items, (list, tuple)) else (items,)
 
 
 def _to_optimizers(optimizers: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, ...]:

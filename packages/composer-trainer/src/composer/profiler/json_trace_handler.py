@@ -11,8 +11,8 @@ import attrs
 from torch.profiler import profile
 
 from composer.core import Logger, State, TimeUnit
-from composer.core.checks import fill_in, is_flag, whole_number_from
-from composer.core.files import UNFINISHED, check_template, fill_in_run, write_atomically
+from composer.core.checks import is_flag, whole_number_from
+from composer.core.files import UNFINISHED, check_template, fill_in, fill_in_run, write_atomically
 from composer.core.saving.components import transient
 
 _number_of_traces = whole_number_from(-1, meaning="It is a number of traces; -1 keeps all.")
