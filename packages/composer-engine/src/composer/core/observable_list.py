@@ -41,7 +41,7 @@ class ObservableList(list[T]):
             call()
         return result
 
-    def __iadd__(self, items: Iterable[T]) -> Self:  # type: ignore[misc]
+    def __iadd__(self, items: Iterable[T]) -> Self:  # type: ignore[override, misc]
         self.extend(items)
         return self
 

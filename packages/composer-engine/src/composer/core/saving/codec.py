@@ -321,7 +321,7 @@ def _decode_tagged(
     is_list = type(content) is list
     inner = _decode(content, place, depth, tensors, used) if is_list else content
     if is_list and tag == "$enum" and len(inner) == 2 and isinstance(inner[0], str):
-        return _member(*inner, place)
+        return _member(inner[0], inner[1], place)
     read = (_FROM_LIST if is_list else _FROM_SCALAR).get(tag)
     if read is None:
         raise _malformed({tag: content}, place)
