@@ -98,12 +98,12 @@ def set_gpu_name(monkeypatch):
 @pytest.fixture
 def before_each_file(monkeypatch):
     """Return a function that sets what is called before each file of a checkpoint is written."""
-    from composer.checkpoint import local  # noqa: PLC0415  (it imports torch)
+    from composer.checkpoint import folders  # noqa: PLC0415  (it imports torch)
 
-    write = local._write_file  # noqa: SLF001
+    write = folders._write_file  # noqa: SLF001
 
     def set_call(call):
-        monkeypatch.setattr(local, "_write_file", lambda path, pieces: (call(), write(path, pieces)))
+        monkeypatch.setattr(folders, "_write_file", lambda path, pieces: (call(), write(path, pieces)))
 
     return set_call
 

@@ -95,7 +95,7 @@ def resume_matrix(session: nox.Session) -> None:
     names += ["tables_example", "fashion_mnist", "few_labels", "language_model"]
     tests = ["tests/laws", *(f"tests/test_{name}.py" for name in names)]
     tests += [f"packages/composer-trainer/tests/distributed/test_{name}.py" for name in ("torchrun", "hosts")]
-    tests += ["packages/composer-trainer/tests/trainer/resume/test_contract.py"]
+    tests += ["packages/composer-trainer/tests/trainer/resume/test_given_objects.py"]
     session.run(*PYTEST, *tests, *session.posargs, env=env)
 
 

@@ -187,7 +187,7 @@ def saving(
     import torch
     from safetensors.torch import save_file
 
-    from composer.checkpoint import local, save_checkpoint
+    from composer.checkpoint import folders, save_checkpoint
 
     weights, moments = tensors_of(state)
     one, two, ours = folder / "one", folder / "two", folder / "ours"
@@ -231,7 +231,7 @@ def saving(
         return save_checkpoint(state, ours)
 
     if variant == "ours, no sync":
-        local.os = _WithoutSync()  # type: ignore[attr-defined]
+        folders.os = _WithoutSync()  # type: ignore[attr-defined]
     ways = (torch_save, with_checksum, safetensors, plain_write, save, save)
     return remove, dict(zip(SAVING, ways, strict=True))[variant]
 

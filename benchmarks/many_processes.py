@@ -44,8 +44,8 @@ def main() -> None:
 
 def measure(processes: int, tensors: int) -> dict[str, float]:
     """Return seconds of the processor, and bytes, for a number of processes."""
-    from composer.checkpoint.folder import FileRecord, Manifest, process_file
     from composer.checkpoint.layout import plan_files
+    from composer.checkpoint.manifest import FileRecord, Manifest, process_file
     from composer.core import Timestamp
 
     described = describe(processes, tensors)

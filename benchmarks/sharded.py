@@ -123,8 +123,8 @@ def available() -> float:
 
 def measure_layout(tensors: int = 10_000, processes: int = 64) -> dict[str, float]:
     """Return the size of a synthetic layout, and the processor time of the plan of a save, and of that of a load."""
-    from composer.checkpoint.folder import BLOCK_BYTES
     from composer.checkpoint.layout import Layout, TensorFile, TensorInfo, plan_files
+    from composer.checkpoint.manifest import BLOCK_BYTES
     from composer.functional.dtensors import Region
 
     rows, columns = 64, 4096

@@ -29,7 +29,7 @@ from composer import Callback, Trainer
 from composer.algorithms import EMA, SAM, Augment, MixUp
 from composer.callbacks import EarlyStopper
 from composer.checkpoint import find_checkpoints, newest_checkpoint, verify_checkpoint
-from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.folders import LocalFolder
 from composer.core import Evaluator, Event
 from composer.distributed import get_sampler
 from composer.loggers import FileLogger

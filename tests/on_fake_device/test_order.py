@@ -12,8 +12,8 @@ import composer.callbacks
 from composer import Callback
 from composer import functional as cf
 from composer.callbacks import NaNMonitor
-from composer.checkpoint.folder import MODEL
 from composer.checkpoint.layout import describe_tensors, pack_files, plan_files
+from composer.checkpoint.manifest import MODEL
 from composer.core import State
 from composer.core.data.batches import move_batch
 from composer.functional.random import send

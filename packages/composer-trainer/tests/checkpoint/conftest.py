@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from composer.checkpoint import Manifest, save_checkpoint
-from composer.checkpoint.folder import FileRecord
+from composer.checkpoint.manifest import FileRecord
 from composer.core import State, Timestamp
 from fixtures.processes import run_processes
 

@@ -37,15 +37,15 @@ from composer.checkpoint import (
     CheckpointError,
     find_checkpoints,
     load_checkpoint,
+    manifest,
     merge_weights,
     reading,
     save_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint import folder as folder_module
 from composer.checkpoint.finding import agreed_newest, open_checkpoint
+from composer.checkpoint.folders import LocalFolder
 from composer.checkpoint.loading import SavedRun
-from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.remote import RemoteFolder
 from composer.core import Engine, Event, State, Timestamp
 from composer.models import ComposerClassifier
@@ -406,7 +406,7 @@ def remote(world_size, folder):
 
     fsspec.register_implementation("sharedfile", SharedFiles, clobber=True)
     # So that these small files have many blocks, and are read directly to the memory of tensors.
-    folder_module.BLOCK_BYTES = reading.BLOCK_BYTES = 256
+    manifest.BLOCK_BYTES = reading.BLOCK_BYTES = 256
     state, ema = make_state("2", factor=3)
     path = save_checkpoint(state, f"{url}/one")
     later, ema = make_state("2", factor=5)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from composer.algorithms import EMA
 from composer.checkpoint import CheckpointError, CheckpointSaveError, newest_checkpoint, verify_checkpoint
-from composer.checkpoint.folder import FORMAT_VERSION
+from composer.checkpoint.manifest import FORMAT_VERSION
 from fixtures import small_run
 
 OTHER_FORMAT = r"is of format 99, and this release reads format \d+\. It was written by composer-trainer 9\.9; load it"
@@ -64,7 +64,7 @@ class TestOtherFormat:
 
     def test_other_field_of_another_release(self, tmp_path):
         """A manifest of this format with a field that only another release has is not a damaged one."""
-        from composer.checkpoint.folder import _signed
+        from composer.checkpoint.manifest import _signed
 
         trained(tmp_path)
         path = tmp_path / "ep4-ba20" / "manifest.json"

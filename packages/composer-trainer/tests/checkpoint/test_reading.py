@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from safetensors.torch import load
 from torch import nn
 
-from composer.checkpoint import CheckpointError, Manifest, folder, reading
+from composer.checkpoint import CheckpointError, Manifest, manifest, reading
 from composer.checkpoint.finding import open_checkpoint
-from composer.checkpoint.folder import LAYOUT, MODEL, Content
+from composer.checkpoint.folders import LocalFolder
 from composer.checkpoint.layout import (
     Layout,
     TensorFile,
@@ -25,7 +25,7 @@ from composer.checkpoint.layout import (
     pack_files,
     plan_files,
 )
-from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.manifest import LAYOUT, MODEL, Content
 from composer.checkpoint.reading import OpenCheckpoint, references, sharded_like
 from composer.core import Timestamp
 from composer.functional.dtensors import Region
@@ -221,7 +221,7 @@ def opened(layout, records, contents):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Give the checksums of files to blocks of 32 bytes, so that small tensors have many."""
-    for module in (folder, reading):
+    for module in (manifest, reading):
         monkeypatch.setattr(module, "BLOCK_BYTES", 32)
     monkeypatch.setattr(reading, "_READ_BYTES", 5)
 

@@ -15,7 +15,7 @@ from composer.checkpoint import (
     show_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.folder import is_remote
+from composer.checkpoint.folders import is_remote
 from composer.checkpoint.remote import RemoteFolder
 from composer.checkpoint.run_folder import delete_old, own_checkpoints
 from composer.checkpoint.saving import take_snapshot

@@ -16,7 +16,7 @@ from composer.checkpoint import (
     Manifest,
     save_checkpoint,
 )
-from composer.checkpoint.local import LocalFolder, open_folder
+from composer.checkpoint.folders import LocalFolder, open_folder
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.checkpoint.run_folder import (
     Names,

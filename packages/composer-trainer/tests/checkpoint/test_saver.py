@@ -25,7 +25,7 @@ from composer.checkpoint import (
     newest_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.local import open_folder
+from composer.checkpoint.folders import open_folder
 from composer.checkpoint.saver import DueSaves
 from composer.compat.stores import RemoteUploaderDownloader
 from composer.core import Callback, Event, NotSerializableError

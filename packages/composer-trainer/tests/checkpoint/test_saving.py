@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from composer.checkpoint import CheckpointSaveError, load_checkpoint, save_checkpoint, verify_checkpoint
-from composer.checkpoint.folder import Manifest
+from composer.checkpoint.folders import LocalFolder
 from composer.checkpoint.layout import TensorInfo, describe_tensors, plan_files
-from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.saving import Snapshot, Writers, failing_in_all, take_snapshot
+from composer.checkpoint.manifest import Manifest
+from composer.checkpoint.saving import Snapshot, Writers, saving_in_all, take_snapshot
 from composer.core import Callback, NotSerializableError, Timestamp
 from composer.functional.dtensors import Region
 
@@ -366,5 +366,5 @@ def test_plan():
 
 def test_error_of_one_process():
     """The process in which a save fails raises its own error."""
-    with pytest.raises(KeyError, match="weight"), failing_in_all("runs/one"):
+    with pytest.raises(KeyError, match="weight"), saving_in_all("runs/one"):
         raise KeyError("weight")

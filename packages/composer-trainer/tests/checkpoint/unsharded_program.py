@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer import Callback, Trainer, distributed
 from composer.callbacks import CheckpointSaver
-from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.folders import LocalFolder
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.models import ComposerClassifier
 

@@ -7,9 +7,9 @@ from composer.checkpoint.errors import (
     FolderInUseError,
 )
 from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, newest_checkpoint
-from composer.checkpoint.folder import FileRecord, Manifest
 from composer.checkpoint.inspection import merge_weights, show_checkpoint, verify_checkpoint
 from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
+from composer.checkpoint.manifest import FileRecord, Manifest
 from composer.checkpoint.run_folder import KeepBest
 from composer.checkpoint.saving import save_checkpoint
 from composer.functional.former_names import serve_former_names

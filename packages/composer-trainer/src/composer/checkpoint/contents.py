@@ -29,7 +29,7 @@ import torch
 from attrs.validators import ge, matches_re, optional
 from torch import Tensor
 
-from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS
+from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS
 from composer.core import State, split_tensors
 from composer.core.checks import abridged
 from composer.core.saving import saved_state

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, MissingCheckpointError, OtherReleaseError
-from composer.checkpoint.folder import MANIFEST, TENSORS, Manifest, is_remote, local_path, split_path
-from composer.checkpoint.local import Folder, open_folder
+from composer.checkpoint.folders import Folder, is_remote, local_path, open_folder, split_path
+from composer.checkpoint.manifest import MANIFEST, TENSORS, Manifest
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import Timestamp
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size

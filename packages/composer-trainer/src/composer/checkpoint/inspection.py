@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import open_checkpoint
-from composer.checkpoint.folder import MODEL, STATE, Manifest, dictionary
+from composer.checkpoint.manifest import MODEL, STATE, Manifest, dictionary
 from composer.core import TimeUnit
 from composer.core.checks import abridged
 from composer.core.files import write_atomically

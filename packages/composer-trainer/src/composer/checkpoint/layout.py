@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.folder import read_json
+from composer.checkpoint.manifest import read_json
 from composer.core import NotSerializableError, join_tensors, split_tensors
 from composer.core.saving.codec import Record
 from composer.functional.dtensors import Region, is_dtensor, own_region
@@ -47,7 +47,7 @@ _NAMES = {
 
 @attrs.frozen(slots=False)  # for cached_property
 class Layout:
-    """The content of :data:`~composer.checkpoint.folder.LAYOUT`.
+    """The content of :data:`~composer.checkpoint.manifest.LAYOUT`.
 
     Args:
         files: The files by name.
@@ -102,7 +102,7 @@ class TensorFile(Record):
 
     Args:
         begin: The length of its header in bytes.
-        blocks: The XXH3 (128 bits) of each block of :data:`~composer.checkpoint.folder.BLOCK_BYTES` bytes in
+        blocks: The XXH3 (128 bits) of each block of :data:`~composer.checkpoint.manifest.BLOCK_BYTES` bytes in
             hexadecimal digits, one after the other, so that a process checks only what it reads.
 
     Raises:
@@ -272,7 +272,9 @@ def plan_files(described: Sequence[Described]) -> tuple[Layout, list[Writes]]:
         >>> [list(files.values()) for files in writes]
         [[['weight']], [['weight']], [], []]
     """
-    known: dict[tuple[int, ...], _Split] = {}  # most tensors are split in a few ways
+    # Most tensors are split in a few ways, and what all processes have of a tensor is compared by the ids of the
+    # entries: describe_tensors() makes one object of equal ones, also after pickling. Unequal ids only cost time.
+    known: dict[tuple[int, ...], _Split] = {}
     planned: dict[str, dict[str, _Split]] = {}
     for kind in dict.fromkeys(kind for own in described for kind in own):
         of_kind, planned[kind] = [own.get(kind, {}) for own in described], {}

@@ -38,7 +38,7 @@ from composer.checkpoint.contents import (
 )
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import agreed_path, latest_in, open_checkpoint
-from composer.checkpoint.folder import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, dictionary
+from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, dictionary
 from composer.checkpoint.reading import OpenCheckpoint, references, sharded_like
 from composer.core import LoadReport, Logger, State, StateMismatchError, join_tensors
 from composer.core.checks import caller_level, to_strings

@@ -20,18 +20,7 @@ import xxhash
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError, MissingCheckpointError
-from composer.checkpoint.folder import (
-    BLOCK_BYTES,
-    EXTRA,
-    LAYOUT,
-    MANIFEST,
-    MAX_MANIFEST_BYTES,
-    STATE,
-    Manifest,
-    process_file,
-    read_into,
-    read_json,
-)
+from composer.checkpoint.folders import Folder
 from composer.checkpoint.layout import (
     DTYPES,
     Cell,
@@ -43,7 +32,18 @@ from composer.checkpoint.layout import (
     join_process,
     region_here,
 )
-from composer.checkpoint.local import Folder
+from composer.checkpoint.manifest import (
+    BLOCK_BYTES,
+    EXTRA,
+    LAYOUT,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    STATE,
+    Manifest,
+    process_file,
+    read_into,
+    read_json,
+)
 from composer.distributed import get_global_rank, get_world_size
 from composer.functional.dtensors import Region, is_dtensor, region_of
 
@@ -93,7 +93,7 @@ class OpenCheckpoint:
         return self.folder.at(self.name)
 
     def data(self) -> dict[str, Any]:
-        """Return the data of :data:`~composer.checkpoint.folder.STATE`, after comparing the file with its checksum.
+        """Return the data of :data:`~composer.checkpoint.manifest.STATE`, after comparing the file with its checksum.
 
         Raises:
             CheckpointError: The file is missing, or its content is not the one that was written.
@@ -369,7 +369,7 @@ def sharded_like(
     Args:
         opened: The checkpoint.
         weights: The weights of the run by name.
-        data: The data of the checkpoint, of :data:`~composer.checkpoint.folder.STATE`.
+        data: The data of the checkpoint, of :data:`~composer.checkpoint.manifest.STATE`.
 
     Raises:
         CheckpointError: A tensor of another shape was sharded over a mesh of other dimensions.

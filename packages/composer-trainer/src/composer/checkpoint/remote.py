@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.folder import MANIFEST, Manifest, foreign_files
+from composer.checkpoint.manifest import MANIFEST, Manifest, foreign_files
 from composer.core.saving.secrets import without_secret_urls
 
 _CHUNK = 8 << 20

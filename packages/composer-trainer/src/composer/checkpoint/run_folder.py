@@ -21,8 +21,9 @@ from composer.checkpoint.errors import (
     OtherReleaseError,
 )
 from composer.checkpoint.finding import FoundCheckpoint, clock_order, find_checkpoints
-from composer.checkpoint.folder import MANIFEST, Manifest, foreign_files, split_path
-from composer.checkpoint.local import Folder, FolderLock, LocalFolder, open_folder
+from composer.checkpoint.folders import Folder, LocalFolder, open_folder, split_path
+from composer.checkpoint.lock import FolderLock
+from composer.checkpoint.manifest import MANIFEST, Manifest, foreign_files
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import State, Timestamp, TimeUnit
 from composer.core.checks import NamesArguments, integer, one_of

@@ -26,11 +26,10 @@ import attrs
 
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys, metric_values, reject_fsdp1
 from composer.checkpoint.errors import CheckpointSaveError
-from composer.checkpoint.folder import check_folder, is_remote
+from composer.checkpoint.folders import Folder, check_folder, is_remote, open_folder
 from composer.checkpoint.layout import KeptMemory
-from composer.checkpoint.local import Folder, open_folder
 from composer.checkpoint.run_folder import KeepBest, Names, RunFolder, check_keep_last
-from composer.checkpoint.saving import Snapshot, checkpoint_name, failing_in_all, take_snapshot
+from composer.checkpoint.saving import Snapshot, checkpoint_name, saving_in_all, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time, Timestamp
 from composer.core.background import Background
 from composer.core.checks import to_path
@@ -207,11 +206,11 @@ class CheckpointSaver(Callback):
         self._wait()  # what was saved before this fit counts below
         self._reset()
         names = self._names(state)
-        with failing_in_all(names.folder):
+        with saving_in_all(names.folder):
             if state.rank == 0:
                 folder = self._run_folder.open(self.open_folder(names.folder), names, state, continues=self.continues)
                 self._due.values = self._run_folder.best_values(folder, state)
-        with failing_in_all(names.folder):
+        with saving_in_all(names.folder):
             if not (is_remote(names.folder) or Path(names.folder).is_dir()):
                 raise CheckpointSaveError(names.folder, "save_folder must be one folder for all processes, or a URL.")
 
@@ -279,8 +278,7 @@ class CheckpointSaver(Callback):
         # requested, also while a thread still writes the former contents to a file.
         self._wait()
         folder = self.open_folder(names.folder)
-        path = folder.at(names.checkpoint)
-        snapshot = self._snapshot(state, names, extra, path)
+        snapshot = self._snapshot(state, names, extra, folder)
         self._moment, self._pending = moment, snapshot
         write = partial(
             snapshot.write,
@@ -294,11 +292,12 @@ class CheckpointSaver(Callback):
         if not self.background:
             self._wait()
 
-    def _snapshot(self, state: State, names: Names, extra: Mapping[str, Any], path: str) -> Snapshot:
+    def _snapshot(self, state: State, names: Names, extra: Mapping[str, Any], folder: Folder) -> Snapshot:
         """Open the folder in rank 0, and return a copy of what this process writes; it fails in all or in none."""
-        with failing_in_all(path):
+        path = folder.at(names.checkpoint)
+        with saving_in_all(path):
             if state.rank == 0:
-                self._run_folder.open(self.open_folder(names.folder), names, state, continues=self.continues)
+                self._run_folder.open(folder, names, state, continues=self.continues)
         batch = int(state.timestamp.batch)
         return take_snapshot(
             state,
@@ -314,7 +313,7 @@ class CheckpointSaver(Callback):
     def _wait(self) -> None:
         """Wait for the last save; if it failed, raise an error in all processes."""
         # In all processes, or only some would take part in a repeated save.
-        block = contextlib.nullcontext() if self._pending is None else failing_in_all(self._pending.path)
+        block = contextlib.nullcontext() if self._pending is None else saving_in_all(self._pending.path)
         with self._repeatable(), block:
             self._saving.wait()
         self._pending = None

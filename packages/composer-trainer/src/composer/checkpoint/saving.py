@@ -28,15 +28,7 @@ from torch import Tensor
 
 from composer.checkpoint.contents import OWN_PROCESS, IgnoreKeys, contents_of, environment, metric_values, reject_fsdp1
 from composer.checkpoint.errors import NOT_SAVED, CheckpointError, CheckpointSaveError, OtherReleaseError
-from composer.checkpoint.folder import (
-    LAYOUT,
-    STATE,
-    Content,
-    FileRecord,
-    Manifest,
-    process_file,
-    split_path,
-)
+from composer.checkpoint.folders import Folder, open_folder, split_path
 from composer.checkpoint.layout import (
     Described,
     KeptMemory,
@@ -49,7 +41,7 @@ from composer.checkpoint.layout import (
     plan_files,
     split_process,
 )
-from composer.checkpoint.local import Folder, open_folder
+from composer.checkpoint.manifest import LAYOUT, STATE, Content, FileRecord, Manifest, process_file
 from composer.checkpoint.reading import read_manifest
 from composer.core import State, TimeUnit, evaluation_weights
 from composer.core.checks import shortened
@@ -209,7 +201,7 @@ def take_snapshot(
         reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
     with block as may_differ:
-        with contextlib.nullcontext() if writers.is_alone else failing_in_all(path):
+        with contextlib.nullcontext() if writers.is_alone else saving_in_all(path):
             data: dict[str, Any] = {}
             tensors: dict[str, dict[str, Tensor]] = {}
             metadata: dict[str, dict[str, str]] = {}
@@ -550,7 +542,7 @@ def _writers(world: object) -> Writers:
     return Writers(is_alone=world is None)
 
 
-def failing_in_all(path: str) -> AbstractContextManager[None]:
+def saving_in_all(path: str) -> AbstractContextManager[None]:
     """Fail in all processes if one fails: with its own error there, and with one that names it in the others.
 
     Args:

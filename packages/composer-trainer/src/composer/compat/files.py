@@ -15,7 +15,7 @@ import torch
 from composer import checkpoint
 from composer.checkpoint.contents import IgnoreKeys
 from composer.checkpoint.finding import open_checkpoint
-from composer.checkpoint.folder import is_remote
+from composer.checkpoint.folders import is_remote
 from composer.checkpoint.inspection import verify_checkpoint
 from composer.core import Logger, State, Timestamp
 from composer.core.data.batches import move_batch

@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from composer.checkpoint.contents import OWN_PROCESS, PROCESS, SavedObjects, SavedPlace
-from composer.checkpoint.folder import dictionary
+from composer.checkpoint.manifest import dictionary
 from composer.core import State, Timestamp
 from composer.core.saving import saved_state
 from composer.core.saving.components import by_key

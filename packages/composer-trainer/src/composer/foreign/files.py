@@ -10,9 +10,9 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import agreed_newest, agreed_path, follow_link, without_link
-from composer.checkpoint.folder import MANIFEST, is_remote, local_path, split_path
+from composer.checkpoint.folders import is_remote, local_path, open_folder, split_path
 from composer.checkpoint.loading import SavedRun, Source
-from composer.checkpoint.local import open_folder
+from composer.checkpoint.manifest import MANIFEST
 from composer.core import State
 from composer.distributed import from_rank_zero, get_global_rank
 from composer.foreign.composer_files import ComposerFile, names_here

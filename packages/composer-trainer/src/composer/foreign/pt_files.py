@@ -24,20 +24,10 @@ import xxhash
 
 from composer.checkpoint.contents import BESIDE_STATE, OWN_PROCESS, PROCESS, pop_others
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.folder import (
-    EXTRA,
-    MANIFEST,
-    MODEL,
-    OPTIMIZERS,
-    FileRecord,
-    Manifest,
-    dictionary,
-    is_remote,
-    local_path,
-)
+from composer.checkpoint.folders import Folder, LocalFolder, is_remote, local_path, open_folder, sync_folder
 from composer.checkpoint.layout import join_process
 from composer.checkpoint.loading import ONLY_WEIGHTS, SavedRun
-from composer.checkpoint.local import Folder, LocalFolder, open_folder, sync_folder
+from composer.checkpoint.manifest import EXTRA, MANIFEST, MODEL, OPTIMIZERS, FileRecord, Manifest, dictionary
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes

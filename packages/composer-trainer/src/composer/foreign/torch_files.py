@@ -12,7 +12,7 @@ import safetensors.torch
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError, MissingCheckpointError
-from composer.checkpoint.folder import is_remote, local_path
+from composer.checkpoint.folders import is_remote, local_path
 from composer.checkpoint.remote import file_system
 from composer.functional import torch_files
 

@@ -14,8 +14,9 @@ from composer.checkpoint import CheckpointError, KeepBest, find_checkpoints
 from composer.checkpoint.contents import IgnoreKeys, check_ignore_keys
 from composer.checkpoint.errors import LaterCheckpointError, MissingCheckpointError, OtherReleaseError
 from composer.checkpoint.finding import agreed_newest, clock_order, latest_in
-from composer.checkpoint.folder import Manifest, check_folder
+from composer.checkpoint.folders import check_folder
 from composer.checkpoint.loading import LoadRequest
+from composer.checkpoint.manifest import Manifest
 from composer.checkpoint.run_folder import check_keep_last
 from composer.checkpoint.saver import CheckpointSaver, SaveInterval
 from composer.core import Engine, State

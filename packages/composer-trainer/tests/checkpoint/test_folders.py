@@ -19,7 +19,8 @@ from composer.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.local import FolderLock, LocalFolder
+from composer.checkpoint.folders import LocalFolder
+from composer.checkpoint.lock import FolderLock
 from composer.checkpoint.saving import take_snapshot
 
 KILLED = """
@@ -232,7 +233,7 @@ class TestReadManifest:
 
 HOLDER = """
 import os, sys, time
-from composer.checkpoint.local import FolderLock
+from composer.checkpoint.lock import FolderLock
 lock = FolderLock(sys.argv[1])
 if sys.argv[2] == "fork" and os.fork() == 0:
     time.sleep(60)
@@ -308,7 +309,7 @@ class TestFolderLock:
         command = [
             sys.executable,
             "-c",
-            f"from composer.checkpoint.local import FolderLock; FolderLock({str(tmp_path)!r})",
+            f"from composer.checkpoint.lock import FolderLock; FolderLock({str(tmp_path)!r})",
         ]
 
         while_held = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Checkpoints in local folders, to each of which one living process saves; from a path or URL to its folder.
+"""Folders of checkpoints: from a path or URL to its folder, and local folders, to each of which one process saves.
 
 Files are written to a draft, a hidden folder, which gets the checkpoint's name when all of it is on the disk. At any
 time, also after a process was killed, a reader finds the former checkpoint or the new one, and never a part.
@@ -17,36 +17,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import platform
 import re
 import secrets
 import shutil
-import threading
 from collections.abc import Iterable, Iterator
 from io import RawIOBase
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 import attrs
 
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, FolderInUseError
-from composer.checkpoint.folder import (
-    MANIFEST,
-    Manifest,
-    foreign_files,
-    is_remote,
-    local_path,
-)
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.manifest import MANIFEST, Manifest, foreign_files
 from composer.checkpoint.remote import RemoteFolder
 
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _REPLACED = ".replaced"
 _being_written: set[str] = set()
 """The drafts and links that this process is writing, each with random digits in its name."""
-_LOCK = ".lock"
-_held: dict[str, tuple[IO[str], int]] = {}
-"""The files of the locks that this process has, by folder, each with the number of its savers."""
-_changing = threading.Lock()
+_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 @attrs.frozen
@@ -68,12 +57,12 @@ class LocalFolder:
 
     def make(self) -> None:
         """Create the folder."""
-        with _saving(self.path):
+        with saving(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def tidy(self) -> None:
         """Delete unfinished checkpoints and links of killed processes; call it only if no other process saves here."""
-        with _saving(self.path):
+        with saving(self.path):
             for entry in self.path.iterdir():
                 # Another saver of this process, which shares the lock, may be writing one.
                 if not _TEMPORARY.fullmatch(entry.name) or entry.name in _being_written:
@@ -119,13 +108,13 @@ class LocalFolder:
     def reader(self, name: str, file: str) -> Iterator[RawIOBase]:
         """Open a file of a checkpoint for reading."""
         path = self._place(name) / file
-        with _reading(path), open(path, "rb", buffering=0, opener=_without_links) as source:
+        with _reading(path), open(path, "rb", buffering=0, opener=without_links) as source:
             yield source
 
     def begin(self, name: str) -> str:
         """Create a temporary folder for the files of a new checkpoint, and return its name."""
         temporary, target = self._temporary(name), self.path / name
-        with _saving(target):
+        with saving(target):
             sizes = self.sizes(name)
             if target.is_symlink() or (self.exists(name) and MANIFEST not in sizes):
                 what = "a file or folder of that name is not a checkpoint; move it elsewhere."
@@ -139,14 +128,14 @@ class LocalFolder:
 
     def put(self, name: str, draft: str, file: str, content: Iterable[memoryview]) -> None:
         """Write a file of a checkpoint to the folder that :meth:`begin` returned, in any process."""
-        with _saving(self.path / name):
+        with saving(self.path / name):
             _write_file(self.path / draft / file, content)
 
     def commit(self, name: str, draft: str, manifest: Manifest) -> None:
         """Write the manifest and give the checkpoint its name; one that had it becomes the draft."""
         temporary = self.path / draft
         self.put(name, draft, MANIFEST, [memoryview(manifest.to_bytes())])
-        with _saving(self.path / name):
+        with saving(self.path / name):
             # The names of files are on the disk only after this. The system may write the rename before them.
             sync_folder(temporary)
             self._put_in_place(temporary, name)
@@ -181,14 +170,14 @@ class LocalFolder:
     def delete(self, name: str) -> None:
         """Delete a checkpoint. It is renamed first, so that it is never found incomplete."""
         temporary = self._temporary(name)
-        with _saving(self.path / name, "an old one cannot be deleted: "), contextlib.suppress(FileNotFoundError):
+        with saving(self.path / name, "an old one cannot be deleted: "), contextlib.suppress(FileNotFoundError):
             self._place(name).rename(temporary)
         shutil.rmtree(temporary, ignore_errors=True)
 
     def set_aside(self, name: str) -> str:
         """Give what has a name a hidden one, under which nothing deletes it; return its path."""
         aside = self.path / f".{name}.aside-{secrets.token_hex(4)}"
-        with _saving(self.path / name, "it is damaged and cannot be renamed: "):
+        with saving(self.path / name, "it is damaged and cannot be renamed: "):
             self._place(name).rename(aside)
         return str(aside)
 
@@ -198,7 +187,7 @@ class LocalFolder:
         if target.is_dir() and not target.is_symlink():
             raise CheckpointSaveError(target, "a folder has the name of the link to the latest one; rename it.")
         _being_written.add(temporary.name)
-        with _saving(target):
+        with saving(target):
             try:
                 try:
                     # Relative, so that it is still valid after the folder was moved.
@@ -238,6 +227,51 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     return RemoteFolder(str(path)) if is_remote(path) else LocalFolder(local_path(path).absolute())
 
 
+def is_remote(path: object) -> bool:
+    """Return whether a path is a URL that fsspec opens; ``file://`` is local.
+
+    Example:
+        >>> is_remote("s3://bucket/run"), is_remote("runs/blur"), is_remote("file:///tmp")
+        (True, False, False)
+    """
+    text = str(path)
+    return bool(_PROTOCOL.match(text)) and not text.startswith("file://")
+
+
+def local_path(path: object) -> Path:
+    """Return a path that is not remote, also if it is a URL.
+
+    Example:
+        >>> local_path("file://runs/blur")
+        PosixPath('runs/blur')
+    """
+    return Path(str(path).removeprefix("file://"))
+
+
+def split_path(text: str) -> tuple[str, str]:
+    """Return the folder and the name of a checkpoint's path or URL.
+
+    Raises:
+        CheckpointError: A URL has no folder.
+
+    Example:
+        >>> split_path("s3://bucket/run/ep1"), split_path("file://ep1")
+        (('s3://bucket/run', 'ep1'), ('.', 'ep1'))
+    """
+    if not is_remote(text):
+        return str(local_path(text).parent), local_path(text).name
+    folder, _, name = text.rstrip("/").rpartition("/")
+    if not is_remote(folder):  # else "s3:/" would be a local folder
+        raise CheckpointError(text, "is a URL without a folder: give one, such as s3://bucket/run.")
+    return folder, name
+
+
+def check_folder(name: str, folder: object) -> None:
+    """Raise a TypeError if ``folder`` is neither a path nor a URL; the error calls it by ``name``."""
+    if not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a path or a URL, got {folder!r}.")
+
+
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
@@ -247,7 +281,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _saving(path: Path, what: str = "") -> Iterator[None]:
+def saving(path: Path, what: str = "") -> Iterator[None]:
+    """Raise errors of the system within this context as a CheckpointSaveError with the path."""
     try:
         yield
     except CheckpointSaveError:
@@ -256,7 +291,7 @@ def _saving(path: Path, what: str = "") -> Iterator[None]:
         raise CheckpointSaveError(path, f"{what}{_reason(error)}") from error
 
 
-def _without_links(path: str, flags: int) -> int:
+def without_links(path: str, flags: int) -> int:
     """Open a file unless its name is a link, which may lead to a file of somebody else; for :func:`open`."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
@@ -292,69 +327,3 @@ def _reason(error: OSError) -> str:
     if error.errno == errno.ELOOP:
         return f"{error.filename} is a link, through which nothing is written. Remove it."
     return f"{error.strerror or error}."
-
-
-class FolderLock:
-    """A lock on a local folder that only one living process can hold, so that no other process saves to it.
-
-    The savers of a process share the lock, child processes do not have it, and the system releases it when the process
-    ends, even if it is killed. Nothing is locked where the system or the file system has no such locks.
-
-    Args:
-        folder: An existing folder.
-
-    Raises:
-        FolderInUseError: Another living process has the lock.
-        CheckpointSaveError: The lock's file cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> lock = FolderLock(tempfile.mkdtemp())
-        >>> lock.release()
-    """
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        key = str(Path(folder).resolve())
-        with _changing:
-            file, count = _held.get(key) or (_locked(Path(key)), 0)
-            self._key = None if file is None else key
-            if file is not None:
-                _held[key] = (file, count + 1)
-
-    def release(self) -> None:
-        """Release the lock; the folder is free when the last saver of the process has done so."""
-        key, self._key = self._key, None
-        if key is None:
-            return
-        with _changing:
-            file, count = _held.pop(key)
-            if count > 1:
-                _held[key] = (file, count - 1)
-            else:
-                file.close()
-
-
-def _locked(folder: Path) -> IO[str] | None:
-    try:
-        import fcntl  # noqa: PLC0415  (not on every system)
-    except ImportError:
-        return None
-    with _saving(folder):
-        file = open(folder / _LOCK, "a+", encoding="utf-8", opener=_without_links)  # noqa: SIM115
-    is_own = os.fstat(file.fileno()).st_nlink == 1  # with hard links it may also be a file of somebody else
-    try:
-        # Not flock: a forked process, such as a worker of a DataLoader, would hold the lock after a kill.
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        file.seek(0)
-        holder = (file.read(200).strip() if is_own else "") or "an unknown process"
-        file.close()
-        raise FolderInUseError(folder, holder) from None
-    except OSError:  # a file system without locks
-        file.close()
-        return None
-    if is_own:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
-    return file

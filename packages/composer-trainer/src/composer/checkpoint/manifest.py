@@ -1,4 +1,4 @@
-"""The files of a checkpoint: its manifest, its JSON and checksums, and which names they have.
+"""The manifest of a checkpoint: the names, sizes and checksums of its files, and the JSON of these.
 
 A folder is a checkpoint if its manifest is valid and the files have the sizes that it lists; contents are compared with
 their checksums when they are read (``reading.py``). Nothing that is read from a file is trusted: errors name the file.
@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from io import RawIOBase
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -43,7 +41,6 @@ TENSORS = re.compile(r"(model|optimizers|extra|process)(-\d{5}-of-\d{5})?\.safet
 """The names of files with tensors, or with cells of them, or with what belongs to a process."""
 _FILE_NAME = re.compile(r"(?!manifest\.json$)[a-z][a-z0-9_-]{0,99}\.(json|safetensors)")
 _CHUNK = 1 << 20
-_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 @attrs.frozen(kw_only=True)
@@ -311,48 +308,3 @@ def _unreadable(path: object, data: dict[str, Any], reason: str) -> CheckpointEr
 
 def _signed(data: dict[str, Any]) -> bytes:
     return write_json(data | {"sha256": hashlib.sha256(write_json(data)).hexdigest()})
-
-
-def is_remote(path: object) -> bool:
-    """Return whether a path is a URL that fsspec opens; ``file://`` is local.
-
-    Example:
-        >>> is_remote("s3://bucket/run"), is_remote("runs/blur"), is_remote("file:///tmp")
-        (True, False, False)
-    """
-    text = str(path)
-    return bool(_PROTOCOL.match(text)) and not text.startswith("file://")
-
-
-def local_path(path: object) -> Path:
-    """Return a path that is not remote, also if it is a URL.
-
-    Example:
-        >>> local_path("file://runs/blur")
-        PosixPath('runs/blur')
-    """
-    return Path(str(path).removeprefix("file://"))
-
-
-def split_path(text: str) -> tuple[str, str]:
-    """Return the folder and the name of a checkpoint's path or URL.
-
-    Raises:
-        CheckpointError: A URL has no folder.
-
-    Example:
-        >>> split_path("s3://bucket/run/ep1"), split_path("file://ep1")
-        (('s3://bucket/run', 'ep1'), ('.', 'ep1'))
-    """
-    if not is_remote(text):
-        return str(local_path(text).parent), local_path(text).name
-    folder, _, name = text.rstrip("/").rpartition("/")
-    if not is_remote(folder):  # else "s3:/" would be a local folder
-        raise CheckpointError(text, "is a URL without a folder: give one, such as s3://bucket/run.")
-    return folder, name
-
-
-def check_folder(name: str, folder: object) -> None:
-    """Raise a TypeError if ``folder`` is neither a path nor a URL; the error calls it by ``name``."""
-    if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a path or a URL, got {folder!r}.")

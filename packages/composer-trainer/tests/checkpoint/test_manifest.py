@@ -1,4 +1,4 @@
-"""The manifest and the files of a folder; local and remote folders are in ``test_local.py`` and ``test_remote.py``."""
+"""The manifest and the files of a folder; the folders are in ``test_folders.py`` and ``test_remote.py``."""
 
 import hashlib
 import json
@@ -8,9 +8,9 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 
-from composer.checkpoint import CheckpointError, FileRecord, Manifest, folder
-from composer.checkpoint.folder import Content
-from composer.checkpoint.local import LocalFolder
+from composer.checkpoint import CheckpointError, FileRecord, Manifest, manifest
+from composer.checkpoint.folders import LocalFolder
+from composer.checkpoint.manifest import Content
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.core import Timestamp
 
@@ -44,7 +44,7 @@ class TestFileRecord:
 
     def test_parts(self, monkeypatch):
         """A file has the XXH3 of all of it and of its blocks; also if it is read again."""
-        monkeypatch.setattr(folder, "BLOCK_BYTES", 4)
+        monkeypatch.setattr(manifest, "BLOCK_BYTES", 4)
         content = Content([memoryview(b"par"), memoryview(b"ts of tensors")])
         next(iter(content))  # an attempt to write that has failed
         for _ in range(2):
