@@ -152,16 +152,11 @@ def load_checkpoint(
         >>> later.rank_zero_seed
         17
     """
-    request = LoadRequest(
-        state,
-        weights_only=weights_only,
-        strict_model_weights=strict_model_weights,
-        ignore_keys=ignore_keys,
-        exclude_algorithms=exclude_algorithms,
-        algorithm_passes=algorithm_passes,
-        logger=logger,
-        read_extra=None if check_extra is None else lambda extra, ignored, _: (check_extra(extra, ignored), None),
-    )
+    read_extra: ReadExtra | None = None
+    if check_extra is not None:
+        read_extra = lambda extra, ignored, _: (check_extra(extra, ignored), None)  # noqa: E731
+    ways = weights_only, strict_model_weights, ignore_keys, exclude_algorithms, algorithm_passes
+    request = LoadRequest(state, *ways, logger, read_extra)
     path = latest_in(folder, path)
     if not is_sharded(state.model):
         return request.apply(request.prepare(path))
@@ -207,24 +202,15 @@ class LoadRequest:
             CheckpointMismatchError: It does not fit.
         """
         saved, problems = self.read(path), list[str]()
-        parts = ["model"] if self.weights_only else []
-        ways: dict[str, Any] = {
-            "parts": parts,
-            "ignored": saved.ignored,
-            "strict": self.weights_only and self.strict_model_weights,
-        }
+        excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
+        options: dict[str, Any] = {"excluded": excluded, "passes": self.algorithm_passes, "logger": self.logger}
+        ways: dict[str, Any] = {"ignored": saved.ignored}
+        if self.weights_only:
+            ways |= {"parts": ["model"], "strict": self.strict_model_weights}
         try:
-            added = saved_state.add_missing_algorithms(
-                self.state,
-                saved.state,
-                excluded=to_strings("exclude_algorithms", self.exclude_algorithms),
-                passes=self.algorithm_passes,
-                logger=self.logger,
-                **ways,
-            )
-            saved.report = saved_state.compare(
-                self.state, saved.state, strict_weights=self.strict_model_weights, added=added, **ways
-            )
+            added = saved_state.add_missing_algorithms(self.state, saved.state, **ways, **options)
+            ways |= {"strict_weights": self.strict_model_weights, "added": added}
+            saved.report = saved_state.compare(self.state, saved.state, **ways)
         except StateMismatchError as error:
             problems += error.problems
         except Exception as error:

@@ -13,7 +13,7 @@ from composer.core import Logger, State, TimeUnit
 from composer.core.checks import is_flag
 from composer.core.logger import detach_to_host
 from composer.core.saving.components import transient
-from composer.core.saving.files import check_template, fill_in_run
+from composer.core.files import check_template, fill_in_run
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import numbers_by_name
 

@@ -356,29 +356,18 @@ def _member(name: str, value: Any, place: Place) -> Any:
     return value
 
 
-def _to_float(text: str) -> float:
-    if text not in ("nan", "inf", "-inf"):
-        raise TypeError
-    return float(text)
-
-
-def _to_dtype(name: str) -> torch.dtype:
-    dtype = vars(torch)[name]
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError
-    return dtype
-
-
+_FLOATS = {str(value): value for value in (math.nan, math.inf, -math.inf)}
+_DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 _CODECS: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "$time": (Time, Time.to_timestring, Time.from_timestring),
     "$timestamp": (Timestamp, Timestamp.state_dict, Timestamp.from_state_dict),
     "$timedelta": (dt.timedelta, dt.timedelta.total_seconds, lambda seconds: dt.timedelta(seconds=seconds)),
-    "$dtype": (torch.dtype, lambda dtype: str(dtype).removeprefix("torch."), _to_dtype),
+    "$dtype": (torch.dtype, lambda dtype: str(dtype).removeprefix("torch."), _DTYPES.__getitem__),
     "$device": (torch.device, str, torch.device),
     "$path": (pathlib.PurePath, str, pathlib.Path),
 }
 _FROM_SCALAR: Mapping[str, Callable[[Any], Any]] = {
-    "$float": _to_float,
+    "$float": _FLOATS.__getitem__,
     **{tag: one[2] for tag, one in _CODECS.items()},
 }
 
