@@ -20,8 +20,8 @@ from composer.checkpoint import (
     FolderInUseError,
     KeepBest,
     find_checkpoints,
+    folders,
     load_checkpoint,
-    local,
     newest_checkpoint,
     verify_checkpoint,
 )
@@ -434,7 +434,7 @@ class TestFailures:
         def fail(*args):
             raise CheckpointSaveError("ep1-ba5", "the disk is full.")
 
-        monkeypatch.setattr(local.LocalFolder, "begin", fail)
+        monkeypatch.setattr(folders.LocalFolder, "begin", fail)
         if when == "fit":
             with pytest.raises(CheckpointSaveError, match="the disk is full"):
                 trainer.fit()
