@@ -149,7 +149,7 @@ OF_COMPOSER = {
 
 
 class Callback(Serializable):
-    """Observes a run without changing its results.
+    """Observes a run at its events; some callbacks also stop, save or load it, or freeze layers.
 
     Each event has a method of its name, called with the state and the logger; only overridden methods are called. To
     observe every event, override :meth:`run_event` instead.

@@ -63,7 +63,7 @@ def _live(**options: Any) -> Any:
 
 
 def _step(**options: Any) -> Any:
-    """A field that is only valid within a batch."""
+    """A field of the last batch, or of the last change of a clock, which is not saved with the state."""
     return attrs.field(metadata={"lifetime": "step"}, init=False, **options)
 
 
@@ -178,6 +178,7 @@ class State(FormerState):
 
     Attributes:
         timestamp: The clock, which the loop advances after each batch: ``timestamp.to_next_batch(samples=32)``.
+        previous_timestamp: The clock before it was advanced last, from which :meth:`Interval.is_due` decides.
         microbatch: The index of the microbatch, -1 before the batch is split, -2 between batches. The loop sets it; the
             seeds of :meth:`generator` depend on it and on the clock.
         batch_counts: False if this process has no sample to train on, and only takes part in the step of others.

@@ -1,8 +1,8 @@
-"""The step of a training batch, which is the same in every loop.
+"""The events of a training batch and its gradients, for the Trainer, adapters of other trainers, and loops of tests.
 
-:class:`Step` runs its events and computes its gradients. It calls functions for the parts in which loops differ: the
-forward pass, the loss, the split into microbatches, and what completes the gradients. In a host whose users write
-forward pass and loss in one function, :class:`SplitStep` makes these two functions of it.
+:class:`Step` runs them. It calls functions for the parts in which loops differ: the forward pass, the loss, the split
+into microbatches, and what completes the gradients. In a host whose users write forward pass and loss in one function,
+:class:`SplitStep` makes these two functions of it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class Step:
                                             AFTER_BACKWARD
             complete()
                                             AFTER_TRAIN_BATCH
-        step of the optimizers
+        step of the optimizers, which may call compute_gradients() themselves
         end_batch()                         BATCH_END, BATCH_CHECKPOINT
 
-    A loop that calls the model and the backward pass itself calls :meth:`begin_gradients` and :meth:`compute_loss`
-    instead of :meth:`compute_gradients`. An optimizer may compute the gradients several times in a step: all draws
+    The Trainer, which exchanges counts with other processes and steps schedulers, runs the last two events itself, and
+    does not call :meth:`end_batch`. An adapter, whose host calls the backward pass, calls :meth:`begin_gradients` and
+    :meth:`compute_loss` instead of :meth:`compute_gradients`. An optimizer may compute the gradients several times in a step: all draws
     are repeated. Events are named by their values, which saves a look-up of an enum's member at each of them.
 
     Args:

@@ -1,9 +1,9 @@
 """The gradients of a batch: computed in microbatches, with the weight of each loss.
 
 A loss is the mean over *elements*, and the step has to be that of the mean over the elements of all processes, however
-the batch is split. With ``accumulate_train_batch_on_tokens``, the elements are tokens: those that a function of the
-user counts, else those with a target. A model with ``count_loss_terms()`` counts the elements itself, unless that
-function does, and in all other cases they are samples. Losses that are sums (``loss_is_sum`` of the model) are added.
+the batch is split. A model with ``count_loss_terms()`` counts its elements itself. With
+``accumulate_train_batch_on_tokens``, a function of the user that counts tokens is used instead, and without either the
+elements are tokens with a target. In all other cases they are samples. Losses that are sums (``loss_is_sum`` of the model) are added.
 
 There are two factors: :func:`split_microbatches` returns the fraction of this process's share, and
 ``BatchWeights.weigh`` multiplies it by that of the share in the batch of all processes, or replaces it by the fraction
@@ -11,8 +11,8 @@ of what the model counts. The complete batch of a single process has the weight 
 
 ``Run`` creates :class:`BatchGradients` for a call of ``fit``. A batch begins with :meth:`BatchGradients.begin`. To
 compute its gradients, ``Step`` calls ``_split`` for the microbatches, which begins the exchange of the counts, and
-``_complete`` after the last one. Counts and weights stay until the next batch begins. What only several processes need
-is in ``distributed/global_batch.py``, behind ``Parallelism.begin_batch`` and ``end_batch``.
+``_complete`` after the last one. Counts and weights stay until the next batch begins. The exchange and the weights are
+in ``distributed/global_batch.py``, behind ``Parallelism.begin_batch`` and ``end_batch``.
 """
 
 from __future__ import annotations

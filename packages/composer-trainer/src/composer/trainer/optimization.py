@@ -160,7 +160,10 @@ def _scale(scaler: torch.amp.GradScaler) -> Tensor | None:
 
 
 def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Raise a TypeError or ValueError if the optimizers cannot train a model."""
+    """Raise a TypeError or ValueError if the optimizers cannot train a model.
+
+    Sequences in their ``param_groups`` that are not lists, tuples or strings are replaced by tuples.
+    """
     if not optimizers:
         raise ValueError("optimizers is empty, so nothing would be trained: give one, or None for the default.")
     owned = {id(parameter) for parameter in model.parameters()}

@@ -1,11 +1,10 @@
 """A training in progress: what the loop calls for data, gradients, clock, losses, metrics and evaluations.
 
-Each call of ``Trainer.fit`` creates a :class:`Run`, which ``composer.trainer.loop`` calls in this order: ``begin``,
-``next_batch``, ``gradients.compute``, ``log_batch``, ``count_batch``, ``count_epoch``. It owns what lasts for the call:
-the step with its weights (``trainer/gradients.py``), the signals, the end that the call has set, and the counts of the
-last batch in all processes. All that a resumed run needs is elsewhere: in the state, in ``Batches`` and in
-``ResumeState``. One process follows the same path as several, without what only serves the others, as that takes time
-in each step.
+Each call of ``Trainer.fit`` creates a :class:`Run`. ``composer.trainer.loop`` calls ``begin``; for each batch
+``next_batch``, ``step.begin_batch``, ``optimization.step(gradients.compute)``, ``log_batch`` and ``count_batch``; and
+``count_epoch`` after each epoch. A run owns what lasts for the call: the step with its weights
+(``trainer/gradients.py``), the signals, the end that the call has set, and the counts of the last batch in all
+processes. All that a resumed run needs is elsewhere: in the state, in ``Batches`` and in ``ResumeState``.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Run:
     Args:
         engine: With the state that is trained.
         batches: The data.
-        optimization: Computes and applies the gradients.
+        optimization: Steps the optimizers, and computes in the precision of the state.
         schedules: The learning rates.
         evaluations: What is evaluated, and how often.
         resume_state: Restores a saved run as the last preparation before the first batch.
@@ -57,6 +56,11 @@ class Run:
             the elements of its loss is asked first, unless the tokens are counted by a function of the user.
 
     Attributes:
+        engine, state, batches, optimization, schedules, resume_state, parallel: As given; ``state`` is the engine's.
+        gradients: Computes the gradients of each batch.
+        step: Runs the events of a batch; that of ``gradients``.
+        signals: Those that stop the training.
+        stopwatch: Measures the training time of a batch.
         end: The end that the call of ``fit`` has set; an algorithm or a callback may end the training before.
         losses: The losses of the last batch, their means over all processes.
         past_losses: The totals of all batches, up to the end of the last epoch, and at the end of the run.

@@ -214,7 +214,10 @@ class TrainingSchedule:
         return changed
 
     def check_phases(self, state: State, end: Time | None) -> None:
-        """Raise a ValueError if the phases of a schedule exceed the training until ``end``; None is not known yet."""
+        """Raise a ValueError if the phases of a schedule exceed the training until ``end``; None is not known yet.
+
+        ``state`` is a copy of that of the run, whose ``max_duration`` is set to ``end``.
+        """
         state.max_duration = end
         if end is not None and not state.has_reached(end) and state.train_data_spec is not None:
             for schedule in self.schedulers:

@@ -307,7 +307,7 @@ class Trainer(Assembly):
             train_subset_num_batches = self._dry_run
             eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
         given = dict(locals())
-        # 1. All checks, so that a call which raises an error changes nothing.
+        # 1. The checks of the arguments, so that a call which raises an error here changes nothing.
         check_trainable(state.model)
         if self._has_default_optimizer:
             warn_of_default_optimizer()

@@ -1,7 +1,7 @@
 """The parts that a trainer consists of: created from its settings, and closed once.
 
-:class:`Assembly` is the base class of ``Trainer`` that has no argument of a user: it creates the parts, runs the events
-of the construction (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``), and closes what is open. The order of the constructor
+:class:`Assembly` creates the parts, runs the events of the construction (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``),
+and closes what is open. ``Trainer``, its only child, has the signatures and the methods that train and evaluate. The order of the constructor
 matters: all settings are checked before anything has an effect, seeds and process groups come before the state, and
 the state before what refers to it. ``fit`` replaces the settings in use, ``_data``, ``_schedule`` and ``_evaluations``.
 """
