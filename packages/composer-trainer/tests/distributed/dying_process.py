@@ -35,10 +35,10 @@ def main(how, folder):
             if how == "fails":
                 raise KeyError("the labels")
             time.sleep(300)
-        batch = parallel.begin_batch(cd.BatchShare(4))
+        batch = parallel.exchange_counts(cd.BatchShare(4))
         parallel.begin_microbatch(is_last=True)
         (parallel.forward(torch.ones(4, 2)).sum() * batch.weight()).backward()
-        parallel.end_batch(batch)
+        parallel.complete_gradients(batch)
         print("step", step, flush=True)
 
 

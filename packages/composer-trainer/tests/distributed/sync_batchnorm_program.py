@@ -33,7 +33,7 @@ def train(model, parallel, batches):
     for batch in batches:
         parts = DataSpec([]).split_batch(batch, MICROBATCH)
         weighted = [(part, len(part) / len(batch)) for part in parts]
-        batch_weights = parallel.begin_batch(distributed.BatchShare(len(batch), microbatches=len(parts)))
+        batch_weights = parallel.exchange_counts(distributed.BatchShare(len(batch), microbatches=len(parts)))
         optimizer.zero_grad()
         rank_weight = batch_weights.weight()
         padded = parallel.padded([(part, weight * rank_weight) for part, weight in weighted], batch_weights)

@@ -20,10 +20,10 @@ def group():
 def test_nothing_to_train_on():
     """No process has a sample."""
     exchange = CountExchange(1, 1)
-    exchange.begin(BatchShare(samples=0))
+    exchange.send(BatchShare(samples=0))
 
     with pytest.raises(ValueError, match=r"No process has a sample .* to train on in this batch"):
-        exchange.finish()
+        exchange.receive()
 
 
 class Exchange:
@@ -32,8 +32,8 @@ class Exchange:
     data_size = world_size = 2
     last = GlobalBatch()
 
-    def finish(self):
-        return GlobalBatch(8, counted=8)
+    def receive(self):
+        return GlobalBatch(8, elements=8)
 
 
 @pytest.mark.parametrize("usual", [None, 5])

@@ -96,11 +96,11 @@ class TestSingleProcess:
         state, parallel = State(nn.Linear(2, 2)), cd.Parallelism()
 
         parallel.prepare(state)
-        batch = parallel.begin_batch(own := cd.BatchShare(3, 7, microbatches=2, seconds=0.5, stop=True))
+        batch = parallel.exchange_counts(own := cd.BatchShare(3, 7, microbatches=2, seconds=0.5, stop=True))
 
         assert parallel.forward is state.model
-        assert batch.totals() == cd.GlobalBatch.of([own])
-        assert (own.counted, batch.weight()) == (3, 1.0)
+        assert batch.totals() == cd.GlobalBatch.of([own.to_row()])
+        assert (own.elements, batch.weight()) == (3, 1.0)
         assert parallel.padded([("part", 1.0)], batch) == [("part", 1.0)]
 
     def test_sharding_with_one_process(self):
@@ -114,7 +114,7 @@ class TestSingleProcess:
 
         try:
             parallel.prepare(State(model, optimizers=optimizer))
-            parallel.begin_batch(cd.BatchShare(3))
+            parallel.exchange_counts(cd.BatchShare(3))
             for is_last in (False, True):
                 parallel.begin_microbatch(is_last)
                 parallel.forward(inputs).sum().backward()

@@ -139,7 +139,7 @@ def train_together(
             batch = tuple(each[cd.get_global_rank() :: WORLD] for each in complete)
             count = len(batch[0])
             parts = [(part, len(part[0]) / count) for part in spec.split_batch(batch, size or count)]
-            counted = parallel.begin_batch(cd.BatchShare(count, 2 * count, microbatches=len(parts)), usual=usual)
+            counted = parallel.exchange_counts(cd.BatchShare(count, 2 * count, microbatches=len(parts)), usual=usual)
             parts = parallel.padded(parts, counted)
 
         def closure(batch=batch, parts=parts, number=number, counted=counted):
@@ -154,7 +154,7 @@ def train_together(
                 loss = model.loss(parallel.forward(part), part) * weight * counted.weight()
                 loss.backward()
                 total = total + loss.detach()
-            total = total * parallel.end_batch(counted)
+            total = total * parallel.complete_gradients(counted)
             if clip is not None:
                 cf.apply_gradient_clipping(model, *clip)
             return parallel.reduce_mean({"total": total})["total"]
@@ -254,12 +254,12 @@ def check_when_gradients_are_added_up():
         agree = result[strategy] = []
         for context in (contextlib.nullcontext(), parallel.trial(), contextlib.nullcontext()):
             with context:
-                batch = parallel.begin_batch(cd.BatchShare(4))
+                batch = parallel.exchange_counts(cd.BatchShare(4))
                 for is_last in (False, True):
                     parallel.begin_microbatch(is_last)
                     parallel.forward(torch.ones(2, 2) + cd.get_global_rank()).sum().backward()
                     agree.append(cd.all_agree(model.weight.grad.tolist()))
-                parallel.end_batch(batch)
+                parallel.complete_gradients(batch)
             agree.append(cd.all_agree(model.weight.grad.tolist()))
             model.zero_grad()
     return result
@@ -288,7 +288,7 @@ def check_sharding():
     parallel.prepare(state)  # a second time, nothing is done
     shard_sizes = [parameter.to_local().numel() for parameter in model.parameters()]
     momenta = [optimizer.state[parameter]["momentum_buffer"].to_local().numel() for parameter in model.parameters()]
-    parallel.begin_batch(cd.BatchShare(4))
+    parallel.exchange_counts(cd.BatchShare(4))
     parallel.begin_microbatch(is_last=True)
     outputs = parallel.forward(inputs)
     model.loss(outputs, inputs).backward()
@@ -380,14 +380,14 @@ def check_totals():
     parallel = cd.Parallelism()
     parallel.prepare(State(nn.Linear(2, 2)))
     own = cd.BatchShare(3 + 2 * rank, 10 + rank, 1 + 2 * rank, 1 + rank, 1.0 + rank, stop=rank == 1)
-    batch = parallel.begin_batch(own, usual=4)
+    batch = parallel.exchange_counts(own, usual=4)
     early_weight = batch.weight()
     totals, weight = batch.totals(), early_weight * batch.correction()
     means = parallel.reduce_mean({"a": torch.tensor(1.0 + rank), "b": torch.tensor([4.0], dtype=torch.bfloat16)})
-    nothing = parallel.begin_batch(cd.BatchShare(0))
+    nothing = parallel.exchange_counts(cd.BatchShare(0))
     return {
         "totals": [totals.samples, totals.tokens, totals.seconds, totals.microbatches, weight, totals.stop],
-        "counted": totals.counted,
+        "counted": totals.elements,
         "early weight": early_weight,
         "means": {name: value.tolist() for name, value in means.items()},
         "nothing": error_of(nothing.totals),

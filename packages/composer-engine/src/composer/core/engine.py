@@ -43,10 +43,10 @@ class Engine:
     """Runs algorithms, callbacks and loggers at events.
 
     The plan is made at construction, and again only after algorithms, callbacks, loggers or passes have changed. An
-    event without listeners costs one look-up in a dictionary. After each algorithm and callback that runs before training
-    (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``, ``FIT_START``) the engine checks that the optimizers hold the model's
-    parameters. It warns after the first batch of algorithms none of whose layers acted in it, after the first epoch of
-    algorithms whose events the loop did not run, and at ``FIT_END`` of algorithms that have not acted.
+    event without listeners costs one look-up in a dictionary. After each algorithm and callback that runs before
+    training (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``, ``FIT_START``) the engine checks that the optimizers hold the
+    model's parameters. It warns after the first batch of algorithms none of whose layers acted in it, after the first
+    epoch of algorithms whose events the loop did not run, and at ``FIT_END`` of algorithms that have not acted.
 
     Args:
         state: The state, with the algorithms and callbacks to run in ``state.algorithms`` and ``state.callbacks``.

@@ -199,7 +199,10 @@ def only_when_due(call: Call, every: Time | None, event: Event, clock: Clock) ->
         return _every_batches(call, int(every.value), clock)
 
     def run() -> None:
-        if _is_due(every, event, clock):
+        length, unit = _length(every, clock.max_duration, clock.dataloader_len if event in STEP_EVENTS else None)
+        if unit is not every.unit:
+            _check_unit(unit, event, f"every={str(every)!r} of a training of {clock.max_duration}")
+        if _is_passed(length, unit, *_last(unit, event, clock)):
             call()
 
     return run
@@ -254,15 +257,12 @@ def _is_passed(length: int | float, unit: TimeUnit, before: int | float, now: in
     return int(before / length + 1e-9) != int(now / length + 1e-9)
 
 
-def _is_due(every: Time, event: Event, clock: Clock) -> bool:
-    length, unit = _length(every, clock.max_duration, clock.dataloader_len if event in STEP_EVENTS else None)
-    if unit is not every.unit:
-        _check_unit(unit, event, f"every={str(every)!r} of a training of {clock.max_duration}")
-    return _is_passed(length, unit, *_window(unit, event, clock))
+def _last(unit: TimeUnit, event: Event, clock: Clock) -> tuple[int | float, int | float]:
+    """Return the clock's counts before and after the last batch, epoch or iteration.
 
-
-def _window(unit: TimeUnit, event: Event, clock: Clock) -> tuple[int | float, int | float]:
-    """Return the clock's counts before and after the last batch, epoch or iteration."""
+    :meth:`Interval.is_due` compares with ``previous_timestamp``, which is at the end of what was counted last. An event
+    within a batch, which is not counted yet, needs the counts of the batch before.
+    """
     now = clock.timestamp.count(unit)
     if unit in (TimeUnit.EPOCH, TimeUnit.ITERATION):
         # An epoch is counted when it ends. Within a batch, that is news only in the first one of the next epoch.

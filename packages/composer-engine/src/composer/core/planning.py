@@ -16,7 +16,7 @@ from composer.core.event import CLOSING_EVENTS, Event, Stage
 from composer.core.logger import LoggerDestination
 from composer.core.passes import apply_passes, default_passes, stage_of
 from composer.core.plan import Declaration, Entry, Plan, Subscription
-from composer.core.saving.components import numbered
+from composer.core.saving.components import by_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -139,9 +139,8 @@ def component_keys(components: Iterable[object]) -> dict[int, str]:
         >>> list(component_keys([1.5, 2, 2.5]).values())
         ['float', 'int', 'float.1']
     """
-    components = list(components)
-    names = [one.name if isinstance(one, Subscription) else type(one).__name__ for one in components]
-    return dict(zip(map(id, components), numbered(names), strict=True))
+    named = by_key(components, lambda one: one.name if isinstance(one, Subscription) else type(one).__name__)
+    return {id(one): key for key, one in named.items()}
 
 
 def overrides_match(algorithm: Algorithm) -> bool:

@@ -8,6 +8,7 @@ into microbatches, and what completes the gradients. In a host whose users write
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -44,6 +45,7 @@ class Step:
             for state.batch in split():
                 backward(compute_loss())    BEFORE_FORWARD to BEFORE_BACKWARD
                                             AFTER_BACKWARD
+                measure(batch)
             complete()
                                             AFTER_TRAIN_BATCH
         step of the optimizers, which may call compute_gradients() themselves
@@ -51,8 +53,8 @@ class Step:
 
     The Trainer, which exchanges counts with other processes and steps schedulers, runs the last two events itself, and
     does not call :meth:`end_batch`. An adapter, whose host calls the backward pass, calls :meth:`begin_gradients` and
-    :meth:`compute_loss` instead of :meth:`compute_gradients`. An optimizer may compute the gradients several times in a step: all draws
-    are repeated. Events are named by their values, which saves a look-up of an enum's member at each of them.
+    :meth:`compute_loss` instead of :meth:`compute_gradients`. An optimizer may compute the gradients several times in a
+    step: all draws are repeated. Events are named by their values, which saves a look-up of an enum's member at each.
 
     Args:
         state: The state. Its ``microbatch`` is the index of the microbatch, -1 before the batch is split, -2 between
@@ -63,6 +65,8 @@ class Step:
         split: ``f()``, which returns the microbatches of ``state.batch``, each with its weight in the sum of the
             losses, a number or a tensor of one; the batch is not split if None.
         complete: ``f()``, called once after the last backward pass, to average and unscale the gradients.
+        measure: ``f(batch)``, called after each microbatch with a copy of it from before its forward pass, in which
+            algorithms may change its targets.
 
     Attributes:
         total: The loss of the batch, the sum over its microbatches, without its graph.
@@ -95,8 +99,9 @@ class Step:
         *,
         split: Callable[[], Iterable[Microbatch]] | None = None,
         complete: Callable[[], object] | None = None,
+        measure: Callable[[Batch], object] | None = None,
     ) -> None:
-        self.forward, self.loss, self.complete = forward, loss, complete
+        self.forward, self.loss, self.complete, self.measure = forward, loss, complete, measure
         self.losses: dict[str, Tensor] = {}
         self.times_computed = 0
         self.frees_outputs = False
@@ -131,12 +136,15 @@ class Step:
         whole_batch = state.batch
         for index, (batch, weight) in enumerate(self._split()):
             state.microbatch, state.microbatch_weight, state.batch = index, weight, batch
+            original = copy.copy(batch) if self.measure is not None else None
             loss = self.compute_loss()
             if self.frees_outputs:
                 state.outputs = None
             self._backward(loss, weight)
             event("after_backward")
             self._add_losses(state.loss, weight)
+            if self.measure is not None:
+                self.measure(original)
         state.batch = whole_batch
         if self.complete is not None:
             self.complete()

@@ -11,7 +11,7 @@ from composer.diagnostics.trial import data_of, trial
 from composer.functional.checks import check_whole
 from composer.functional.dtensors import is_sharded
 from composer.loggers.products import import_product
-from composer.trainer.evaluation.evaluate import first_batch
+from composer.trainer.data.batches import first_batch
 from composer.trainer.gradients import split_microbatches
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from composer.core.step import Step
 from composer.diagnostics.trial import data_of, trial, weighted_microbatches
 from composer.functional.checks import check_whole
 from composer.functional.dtensors import is_sharded
-from composer.trainer.evaluation.evaluate import first_batch
+from composer.trainer.data.batches import first_batch
 from composer.trainer.optimization import Optimization
 
 if TYPE_CHECKING:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.core import DataSpec, State
-from composer.core.data.batches import count_tokens
+from composer.core.data.elements import Elements, weighted_by
 from composer.core.evaluator import enter_training_mode
 from composer.core.optimizers import unwrapped
 from composer.core.saving.randomness import generator_state, preserve_rng_state, set_generator_state
-from composer.distributed import BatchShare, BatchWeights
 from composer.functional.modes import kept_modes
 from composer.trainer.data.objects import generators_of, has_state, objects_of
-from composer.trainer.gradients import loss_terms, split_microbatches
+from composer.trainer.gradients import split_microbatches
 from composer.trainer.optimization import make_scaler
 
 if TYPE_CHECKING:
@@ -104,10 +103,9 @@ def weighted_microbatches(
     state: State, spec: DataSpec, microbatch_size: int | None, *, by_tokens: bool = False
 ) -> Sequence[Microbatch]:
     """Return the microbatches of the state's batch with the weights that they have in a step of one process."""
-    count = spec.get_num_loss_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
-    microbatches: Sequence[Microbatch] = split_microbatches(state.batch, spec, microbatch_size, count)
-    if getattr(state.model, "loss_is_sum", False):
+    elements = Elements(state.model, spec, by_tokens=by_tokens)
+    microbatches: Sequence[Microbatch] = split_microbatches(state.batch, spec, microbatch_size, elements.count)
+    if elements.is_sum:
         return [(batch, 1.0) for batch, _ in microbatches]
-    has_own_count = by_tokens and spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
-    terms = None if len(microbatches) == 1 or has_own_count else loss_terms(state.model, microbatches)
-    return BatchWeights(BatchShare(has_terms=terms is not None)).weigh(microbatches, terms, state.device)
+    numbers = elements.on_device(microbatches) if len(microbatches) > 1 else None
+    return microbatches if numbers is None else weighted_by(microbatches, numbers)

@@ -7,8 +7,8 @@
 - when gradients are reduced: with the backward pass of the last microbatch, or of each;
 - the exchange of counts, :class:`~composer.distributed.global_batch.CountExchange`.
 
-What belongs to one batch is in the ``BatchWeights`` that :meth:`~Parallelism.begin_batch` returns. All processes call
-the methods in the order that the class states; in the Trainer, ``trainer/gradients.py`` does.
+What belongs to one batch is in the ``BatchWeights`` that :meth:`~Parallelism.exchange_counts` returns. All processes
+call the methods in the order that the class states; in the Trainer, ``trainer/gradients.py`` does.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ class Parallelism:
     """Run a model in all processes: data parallel with DDP, or sharded with FSDP2; unchanged with one process.
 
     The state's model stays the bare module, which algorithms, metrics and checkpoints use. A loop calls :meth:`prepare`
-    once algorithms have changed the model, :meth:`begin_batch` with each batch, :meth:`begin_microbatch` before each
-    forward pass, ``forward`` instead of the model, and :meth:`end_batch` when the batch's gradients are computed.
-    All processes must call the same methods in the same order.
+    once algorithms have changed the model, :meth:`exchange_counts` with each batch, :meth:`begin_microbatch` before the
+    forward pass of each microbatch, ``forward`` instead of the model, and :meth:`complete_gradients` after the last
+    backward pass of the batch. All processes must call the same methods in the same order; a single one needs only
+    :meth:`prepare` and ``forward``, and with FSDP2 and microbatches :meth:`begin_microbatch`.
 
     A batch consists of the shares of all processes. Gradients are averaged over processes, so that each loss must be
-    multiplied by the weight that :meth:`begin_batch` returns: the step then equals that of one process with the
+    multiplied by the weight that :meth:`exchange_counts` returns: the step then equals that of one process with the
     complete batch, even if the shares have different sizes.
 
     Args:
@@ -77,7 +78,7 @@ class Parallelism:
         >>> from composer.distributed import BatchShare
         >>> state, parallel = State(nn.Linear(2, 2)), Parallelism()
         >>> parallel.prepare(state)
-        >>> weights = parallel.begin_batch(BatchShare(samples=3))
+        >>> weights = parallel.exchange_counts(BatchShare(samples=3))
         >>> parallel.forward(torch.ones(3, 2)).shape, weights.weight()
         (torch.Size([3, 2]), 1.0)
     """
@@ -147,19 +148,19 @@ class Parallelism:
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def begin_batch(self, own: BatchShare, *, usual: int | None = None) -> BatchWeights:
+    def exchange_counts(self, own: BatchShare, *, usual: int | None = None) -> BatchWeights:
         """Start exchanging the counts of this process's share of a batch, and return the weights of its losses.
 
         Args:
             own: The counts of this process; its ``seconds`` are those since the last call.
-            usual: What ``counted`` is in nearly all batches of each process, the same number in all of them. The
-                weight of a loss is then known without waiting for other processes, and :meth:`end_batch` corrects all
+            usual: The number of elements in nearly all batches of each process, the same in all of them. The weight
+                of a loss is then known without waiting for other processes, and :meth:`complete_gradients` corrects all
                 gradients of other batches.
         """
         exchange = None if self.is_trial else self._exchange
         weights = BatchWeights(own, usual, exchange)
         if exchange is not None:
-            exchange.begin(own)
+            exchange.send(own)
         return weights
 
     def padded(self, microbatches: Sequence[Microbatch], weights: BatchWeights) -> Sequence[Microbatch]:
@@ -169,7 +170,7 @@ class Parallelism:
 
         Args:
             microbatches: Those of this process.
-            weights: What :meth:`begin_batch` returned.
+            weights: What :meth:`exchange_counts` returned.
         """
         if not self._needs_equal_number:
             return microbatches
@@ -194,9 +195,9 @@ class Parallelism:
     def trial(self) -> Iterator[None]:
         """Compute gradients in each process alone as long as the context lasts, to find out what fits into memory.
 
-        No process waits for another, so that each may fail. The context ends in :meth:`end_batch`, as what follows may
-        communicate. The gradients must be discarded: they are not those of the batch. A sharded model computes with
-        copies of the process's part, and starts over after an error. One process computes as always.
+        No process waits for another, so that each may fail. The context ends in :meth:`complete_gradients`, as what
+        follows may communicate. The gradients must be discarded: they are not those of the batch. A sharded model
+        computes with copies of the process's part, and starts over after an error. One process computes as always.
         """
         wrapped = self.forward, self._reducing
         self.is_trial, self._reduces = self.is_connected, None
@@ -210,14 +211,14 @@ class Parallelism:
             self.is_trial, self._reduces = False, None
             self.forward, self._reducing = wrapped
 
-    def end_batch(self, weights: BatchWeights) -> float:
+    def complete_gradients(self, weights: BatchWeights) -> float:
         """Complete the gradients after the last microbatch, with the same result in all processes.
 
         If a process did not have its usual number of samples, they are multiplied by the usual number of all processes
         divided by the actual one.
 
         Args:
-            weights: What :meth:`begin_batch` returned.
+            weights: What :meth:`exchange_counts` returned.
 
         Returns:
             That factor, by which the sum of the batch's weighted losses must be multiplied, too; nearly always 1.
@@ -241,7 +242,8 @@ class Parallelism:
     def reduce_mean(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the means of scalars over processes, in one reduction that does not synchronize with a CUDA device.
 
-        For losses multiplied by their weight and the factor of :meth:`end_batch`, these are the means over all samples.
+        For losses multiplied by their weight and the factor of :meth:`complete_gradients`, these are the means over all
+        samples.
 
         Args:
             losses: Scalars by name, with the same names in every process.

@@ -4,8 +4,8 @@ Each process sees only its own data, so that three faults would give no error:
 
 - Several processes get the same samples. :func:`check_sampler` raises an error where this is certain;
   :func:`split_data` splits loaders without a sampler of the user.
-- A process has more batches than the others, and waits for them forever. In the Trainer, :func:`in_step` gives processes
-  without further batches copies, which do not count; a loop of one's own calls :func:`check_lengths`.
+- A process has more batches than the others, and waits for them forever. In the Trainer, :func:`in_step` gives
+  processes without further batches copies, which do not count; other loops call :func:`check_lengths`.
 - A sampler repeats samples, so that all processes have the same number, and these count twice. :func:`real_indices`
   leaves them out of the Trainer's batches, and :func:`real_parts` of those of other loops.
 """

@@ -85,7 +85,9 @@ def _train_batches(run: Run) -> None:
             break  # the end of a stream shows only here
         step.begin_batch(state.batch)  # after_dataloader, batch_start
         run.optimization.step(run.gradients.compute)  # before_train_batch to after_train_batch
-        run.log_batch()  # before it is counted, so that its losses have its own number
+        run.complete_batch()
+        if run.engine.logger.is_heard:
+            run.log_batch()  # before it is counted, so that its losses have its own number
         run.count_batch()
         event("batch_end")
         run.evaluate_if_due(Event.BATCH_END)

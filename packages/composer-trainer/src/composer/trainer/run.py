@@ -1,10 +1,10 @@
 """A training in progress: what the loop calls for data, gradients, clock, losses, metrics and evaluations.
 
-Each call of ``Trainer.fit`` creates a :class:`Run`. ``composer.trainer.loop`` calls ``begin``; for each batch
-``next_batch``, ``step.begin_batch``, ``optimization.step(gradients.compute)``, ``log_batch`` and ``count_batch``; and
-``count_epoch`` after each epoch. A run owns what lasts for the call: the step with its weights
-(``trainer/gradients.py``), the signals, the end that the call has set, and the counts of the last batch in all
-processes. All that a resumed run needs is elsewhere: in the state, in ``Batches`` and in ``ResumeState``.
+Each call of ``Trainer.fit`` creates a :class:`Run`, which lasts for it, and calls ``follow_clock``. Then
+``composer.trainer.loop`` calls ``begin``; for each batch ``next_batch``, ``step.begin_batch``,
+``optimization.step(gradients.compute)``, ``complete_batch``, ``log_batch`` if a logger listens, and ``count_batch``;
+and ``count_epoch`` after each epoch. All that a resumed run needs is elsewhere: in the state, in ``Batches`` and in
+``ResumeState``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
 from composer.core import Engine, Event, TimeUnit
 from composer.core.evaluator import enter_training_mode
-from composer.distributed import GlobalBatch
 from composer.distributed.samplers import END
 from composer.trainer.evaluation.metrics import log_train_metrics
 from composer.trainer.gradients import BatchGradients
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
 
-    from composer.distributed import Parallelism
+    from composer.distributed import BatchShare, GlobalBatch, Parallelism
     from composer.trainer.data.batches import Batches
     from composer.trainer.evaluation.evaluate import Evaluations
     from composer.trainer.optimization import Optimization
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from composer.trainer.schedules import Schedules
 
 
+@attrs.define(eq=False, slots=False)
 class Run:
     """A training in progress, as the loop sees it.
 
@@ -66,37 +67,34 @@ class Run:
         past_losses: The totals of all batches, up to the end of the last epoch, and at the end of the run.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        batches: Batches,
-        optimization: Optimization,
-        schedules: Schedules,
-        evaluations: Evaluations,
-        resume_state: ResumeState,
-        *,
-        parallel: Parallelism,
-        weigh_by_tokens: bool = False,
-    ) -> None:
-        self.engine, self.state = engine, engine.state
-        self.batches, self.optimization, self.schedules, self.parallel = batches, optimization, schedules, parallel
-        self._evaluations, self.resume_state, self.end = evaluations, resume_state, self.state.max_duration
+    engine: Engine
+    batches: Batches
+    optimization: Optimization
+    schedules: Schedules
+    _evaluations: Evaluations
+    resume_state: ResumeState
+    parallel: Parallelism
+    _weigh_by_tokens: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.state, self.end = self.engine.state, self.engine.state.max_duration
         elapsed = self.state.get_elapsed_duration()
         # A resumed run may have trained longer than this call would, and then only completes evaluations.
         self._begins_after_end = elapsed is not None and elapsed.value > 1
-        self.state.stop_reason = None  # of an earlier call
-        if not self._begins_after_end:
-            schedules.follow_clock(self.state)
-        self.stopwatch = Stopwatch()
-        self.signals = StopSignals()
-        self.gradients = BatchGradients(
-            engine, batches, optimization, parallel, self.stopwatch, self.signals, by_tokens=weigh_by_tokens
-        )
+        self.stopwatch, self.signals = Stopwatch(), StopSignals()
+        parts = self.engine, self.batches, self.optimization, self.parallel
+        self.gradients = BatchGradients(*parts, self.stopwatch, self.signals, self._weigh_by_tokens)
         self.step = self.gradients.step
-        self._totals = GlobalBatch()  # of the last batch
+        self._totals: BatchShare | GlobalBatch = self.gradients.share  # of the last batch
         self.losses: Mapping[str, Tensor] = {}
         self._new_losses: list[Tensor] = []  # the totals of the batches since the last end of an epoch
         self.past_losses, self._warns_of_nan = array("f"), True
+
+    def follow_clock(self) -> None:
+        """Forget why an earlier call has stopped, and set the learning rates of now, as the end may be another."""
+        self.state.stop_reason = None
+        if not self._begins_after_end:
+            self.schedules.follow_clock(self.state)
 
     @property
     def has_ended_early(self) -> bool:
@@ -150,23 +148,24 @@ class Run:
         position = self.batches.position
         if self.state.dataloader_len != position.length:  # the epoch has more batches than announced
             self.state.dataloader_len = position.length
-        self.gradients.begin(batch)
+        self.gradients.set_batch(batch)
         return True
 
-    def log_batch(self) -> None:
-        """Log the batch's losses, once in a batch and before it is counted, as this completes the counts of all."""
-        self._totals = totals = self.gradients.weights.totals()
-        self.losses = losses = self.step.losses
+    def complete_batch(self) -> None:
+        """Receive the counts of a batch, which several processes exchange, and set its losses: the means of theirs."""
+        state, losses = self.state, self.step.losses
+        self._totals = self.gradients.totals()
         if self.parallel.is_connected and losses:
-            self.losses = losses = self.parallel.reduce_mean(losses)
-            self.state.total_loss = losses["total"]
+            losses = self.parallel.reduce_mean(losses)
+            state.total_loss = losses["total"]
+        self.losses, state.total_loss_dict = losses, LoggedLosses(losses)
         if "total" in losses:
             self._new_losses.append(losses["total"])
             if len(self._new_losses) == _MOST_LOSSES:  # a tensor for each batch of a long epoch would take memory
                 self._new_losses = [torch.hstack(self._new_losses)]
-        self.state.total_loss_dict = LoggedLosses(losses)
-        if not self.engine.logger.is_heard:
-            return
+
+    def log_batch(self) -> None:
+        """Log the batch's losses and, as its number, how many were counted before it."""
         now, state = self.state.timestamp.counts, self.state
         metrics: dict[str, Any] = {
             "time/batch": now.batch,
@@ -174,9 +173,9 @@ class Run:
             "time/batch_in_epoch": now.batch_in_epoch,
             "time/sample_in_epoch": now.sample_in_epoch,
         }
-        if totals.tokens:
+        if self._totals.tokens:
             metrics |= {"time/token": now.token, "time/token_in_epoch": now.token_in_epoch}
-        for name, loss in losses.items():
+        for name, loss in self.losses.items():
             metrics[_loss_name(name)] = loss
         if state.scaler is not None:
             metrics |= self.optimization.figures()

@@ -1,15 +1,21 @@
 """The trainer: its arguments, and the methods that train, evaluate, predict and export.
 
 ``Assembly``, the base class, makes the parts of the settings, which live as long as the Trainer. :meth:`Trainer.fit`
-checks its arguments (1), makes them the settings in use (2), and creates a ``Run``, which lasts for the call.
+checks its arguments (1), makes them the settings in use (2), and trains with a ``Run``, which lasts for the call (3).
+The constructor and ``fit`` pass their arguments by name to the classes that declare them, as fields of the same names:
+``own_arguments`` of ``core/checks.py`` takes those of a class, in ``settings/groups.py`` and the ``changed`` methods.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from composer.checkpoint.saver import CheckpointSaver
+from composer.checkpoint.saving import save_in_all_processes
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -23,16 +29,16 @@ from composer.core import (
     evaluation_weights,
 )
 from composer.export.inference import Transform, export_for_inference
-from composer.foreign.pt_files import save_as_files
+from composer.foreign.pt_files import SUFFIX, save_as_files, save_in_one_file
 from composer.functional.checks import check_flags, check_subset
 from composer.loggers.hyperparameters import given_arguments
 from composer.loggers.interruption import report_interruption
+from composer.trainer.data.batches import batch_to_export
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import (
     EvalData,
     EvalInterval,
     Loader,
-    batch_to_export,
     check_can_be_evaluated,
     check_labels,
     evaluate,
@@ -43,7 +49,7 @@ from composer.trainer.evaluation.evaluate import (
 )
 from composer.trainer.loop import train
 from composer.trainer.optimization import Optimization, change_precision, check_precision, warn_of_default_optimizer
-from composer.trainer.result import FitResult, reason_of_end
+from composer.trainer.result import FitResult, final_metrics, reason_of_end
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, check_optimizers_of, cooled_down, scaled_lengths
 from composer.trainer.settings.assembly import Assembly
@@ -55,7 +61,6 @@ from composer.trainer.tools.environment import warn_of_mosaicml
 from composer.trainer.tools.names import missing_attribute, suggests_names
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping, Sequence
 
     import torch
@@ -300,12 +305,13 @@ class Trainer(Assembly):
             ValueError: There is no data or no duration, or a value is out of range.
         """
         check_flags(reset_time=reset_time)
-        state, began = self.state, time.perf_counter()
+        state, started_at = self.state, time.perf_counter()
         self.engine.check_open()
         self._parallel.activate()
         if self._dry_run:
             train_subset_num_batches = self._dry_run
             eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
+        # The arguments by name: data, schedule and evaluations each take those that their class declares.
         given = dict(locals())
         # 1. The checks of the arguments, so that a call which raises an error here changes nothing.
         check_trainable(state.model)
@@ -314,20 +320,22 @@ class Trainer(Assembly):
         self._check_microbatch_size(device_train_microbatch_size)
         new_precision = state.precision if precision is None else choose_precision(precision, state.device)
         check_precision(state, new_precision)
-        part, length = scaled_lengths(duration, cooldown, scale_schedule_ratio)
-        training = self._schedule.changed(given, part)
-        check_optimizers_of(training.schedulers, state.optimizers)
+        own_duration, cooldown_length = scaled_lengths(duration, cooldown, scale_schedule_ratio)
+        schedule = self._schedule.changed(given, own_duration)
+        check_optimizers_of(schedule.schedulers, state.optimizers)
         data, evaluations = self._data.changed(given), self._evaluations.with_changes(given)
         check_labels(evaluations.evaluators, data.label)
-        start, begun = copy.copy(state), self._resume_state.cooldown  # the run as the training finds it
+        state_at_start, former_cooldown = copy.copy(state), self._resume_state.cooldown
         if reset_time:
-            start.timestamp, begun = Timestamp(), None
-        schedule, current = cooled_down(training, start, length, begun, anywhere=self._dry_run > 0)
-        end = training.end(start, part) if current is None else current.end
+            state_at_start.timestamp, former_cooldown = Timestamp(), None
+        schedule_in_use, new_cooldown = cooled_down(
+            schedule, state_at_start, cooldown_length, former_cooldown, anywhere=self._dry_run > 0
+        )
+        end = schedule.end(state_at_start, own_duration) if new_cooldown is None else new_cooldown.end
         data.prepare(state, self._data)
         self._resume_state.check_data(None if reset_time else data.batches)
-        data.select(start)
-        schedule.check_phases(start, end)
+        data.select(state_at_start)
+        schedule_in_use.check_phases(state_at_start, end)
         # 2. The arguments become the settings in use.
         evaluations.replace(self._evaluations, state)
         batches = self._data.take(data, state)
@@ -335,33 +343,51 @@ class Trainer(Assembly):
             self._set_microbatch_size(device_train_microbatch_size)
         change_precision(state, new_precision)
         if reset_time:
-            state.timestamp = state.previous_timestamp = start.timestamp
+            state.timestamp = state.previous_timestamp = state_at_start.timestamp
             batches.rewind(epoch=0)
             self._resume_state.forget()
-        self._schedule, self._evaluations = training, evaluations
-        self._resume_state.cooldown, state.max_duration = current, end
-        training.end_of_part = training.end_of_part if part is None else end
+        self._schedule, self._evaluations = schedule, evaluations
+        self._resume_state.cooldown, state.max_duration = new_cooldown, end
+        schedule.end_of_part = schedule.end_of_part if own_duration is None else end
         if state.has_reached(end) and not (state.evaluators and self._resume_state.interrupted):
-            return self._result(state.stop_reason or f"max_duration='{end}' was reached before", began)
+            return self._result(state.stop_reason or f"max_duration='{end}' was reached before", started_at)
+        # 3. The training.
         optimization = Optimization(state, self._resume_state.skipped_steps)
-        parts = optimization, schedule.take_schedulers(state), self._evaluations, self._resume_state
-        run = Run(self.engine, batches, *parts, parallel=self._parallel, weigh_by_tokens=self._compute.weighs_by_tokens)
-        losses, reason = self._train(run)
-        steps = int(state.timestamp.batch) - int(start.timestamp.batch)
-        return self._result(reason, began, steps, losses)
+        parts = optimization, schedule_in_use.take_schedulers(state), self._evaluations, self._resume_state
+        run = Run(self.engine, batches, *parts, self._parallel, self._compute.weighs_by_tokens)
+        reason = self._train(run)
+        steps = int(state.timestamp.batch) - int(state_at_start.timestamp.batch)
+        return self._result(reason, started_at, steps, run.losses)
 
-    def _train(self, run: Run) -> tuple[Mapping[str, torch.Tensor], str]:
-        # torchrun sends a SIGTERM to the other processes when one has exited.
+    def _train(self, run: Run) -> str:
+        """Train, and return why the training has ended."""
+        run.follow_clock()
         self.engine.forget_plan()
         self._fits.begin(self.state, self._schedule.schedulers, run.past_losses)
         save_as_files(self.state, is_split=self._parallel.config.splits_model)  # by savers that were added since
+        # torchrun sends a SIGTERM to the other processes when one has exited.
         with self._stopped_by(run.signals):
             train(run)
-            losses, reason = run.losses, reason_of_end(run)
-            self._fits.end(self.state, reason)
+            self._fits.end(self.state, reason := reason_of_end(run))
             if run.signals.is_agreed:
                 report_interruption(self.state, reason, self._savers)
-            return losses, reason
+            return reason
+
+    def _result(
+        self, reason: str, started_at: float, steps: int = 0, losses: Mapping[str, torch.Tensor] | None = None
+    ) -> FitResult:
+        return FitResult(
+            self.state.run_name,
+            reason,
+            self.state.timestamp,
+            steps,
+            time.perf_counter() - started_at,
+            final_metrics(self.state, losses or {}),
+            next(reversed(self.saved_checkpoints), None),
+            self.best_checkpoint,
+            self.engine.explain().acted,
+            self._fits.calls[-1] if steps else None,
+        )
 
     @suggests_names
     def eval(
@@ -462,3 +488,78 @@ class Trainer(Assembly):
             export_for_inference(
                 self.state.model, save_format, str(save_path), sample_input=sample, transforms=transforms, **names
             )
+
+    def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
+        """Save a checkpoint and wait until it is written. All processes must call it.
+
+        Args:
+            name: Its folder or URL; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are replaced. One that ends in
+                ``.pt`` is a file that ``torch.load`` reads, and replaces what has the name, unless the model is split
+                over processes.
+            weights_only: Whether only the evaluation weights are saved.
+
+        Returns:
+            Its path or URL.
+
+        Raises:
+            NotImplementedError: The model is wrapped by FSDP 1.
+            CheckpointSaveError: The checkpoint could not be written.
+        """
+        check_flags(weights_only=weights_only)
+        self._parallel.activate()
+        extra = self._resume_state.data_to_save(weights_only=weights_only)
+        save = save_in_one_file if str(name).endswith(SUFFIX) else save_in_all_processes
+        return save(self.state, os.fspath(name), extra=extra, weights_only=weights_only)
+
+    def save_checkpoint_to_save_folder(self) -> None:
+        """Save a checkpoint to ``save_folder`` in the background, as at ``save_interval``.
+
+        Raises:
+            ValueError: The trainer has no ``save_folder``.
+        """
+        if not self._savers and not self._dry_run:
+            raise ValueError("There is no folder to save to: give save_folder to the Trainer.")
+        for saver in self._savers:
+            saver._save_checkpoint(self.state, self.logger)  # noqa: SLF001  (which programs override)
+
+    @property
+    def _savers(self) -> list[CheckpointSaver]:
+        return [callback for callback in self.state.callbacks if isinstance(callback, CheckpointSaver)]
+
+    @property
+    def saved_checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that this trainer has saved and not deleted, the oldest first."""
+        return [path for saver in self._savers for path in saver.saved_checkpoints]
+
+    @property
+    def best_checkpoint(self) -> str | None:
+        """The path of the best checkpoint by ``save_best``; None until one with a value of the metric is saved."""
+        return next((saver.best_checkpoint for saver in self._savers if saver.best_checkpoint is not None), None)
+
+    def close(self) -> None:
+        """Close callbacks and loggers, once, and stop the loader's workers; the trainer cannot be used afterwards."""
+        self._close()
+
+    def __repr__(self) -> str:
+        """Return what is trained and how far, in one line."""
+        state, clock = self.state, self.state.timestamp
+        num_parameters = sum(parameter.numel() for parameter in state.model.parameters())
+        until = "" if state.max_duration is None else f" of max_duration='{state.max_duration}'"
+        return (
+            f"Trainer({type(state.model).__name__} with {num_parameters:,} parameters, run_name={state.run_name!r}, "
+            f"device='{state.device}', at epoch {int(clock.epoch)}, batch {int(clock.batch)}{until})"
+        )
+
+    def _repr_html_(self) -> str:  # the method that notebooks call
+        return self._fits.to_html(repr(self), final_metrics(self.state, {}), self.engine.explain().acted)
+
+    def __enter__(self) -> Self:
+        """Return the trainer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the trainer."""
+        with self._noting_further_errors(error):
+            self.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import attrs
@@ -16,30 +17,19 @@ from composer.core.saving.secrets import hide_secrets
 T = TypeVar("T")
 
 
-def numbered(names: Iterable[str]) -> list[str]:
-    """Return unique keys for names, some of which may be equal.
-
-    Example:
-        >>> numbered(["SGD", "Adam", "SGD"])
-        ['SGD', 'Adam', 'SGD.1']
-    """
-    counts: dict[str, int] = {}
-    keys = []
-    for name in names:
-        place = counts[name] = counts.get(name, -1) + 1
-        keys.append(f"{name}.{place}" if place else name)
-    return keys
-
-
-def by_key(components: Iterable[T]) -> dict[str, T]:
-    """Return components by their keys: the names of their classes, numbered from the second of a class on.
+def by_key(components: Iterable[T], name_of: Callable[[T], str] = lambda one: type(one).__name__) -> dict[str, T]:
+    """Return components by their keys: the names of their classes or others, numbered from the second of a name on.
 
     Example:
         >>> by_key([1.5, 2, 2.5])
         {'float': 1.5, 'int': 2, 'float.1': 2.5}
     """
-    components = list(components)
-    return dict(zip(numbered(type(component).__name__ for component in components), components, strict=True))
+    keys, counts = {}, Counter[str]()
+    for component in components:
+        name = name_of(component)
+        keys[f"{name}.{counts[name]}" if counts[name] else name] = component
+        counts[name] += 1
+    return keys
 
 
 def saved(**options: Any) -> Any:

@@ -26,6 +26,7 @@ from composer.checkpoint.contents import SavedPlace
 from composer.core.checks import caller_level
 from composer.core.data.batches import move_batch
 from composer.core.data.packing import has_packed_rows
+from composer.core.saving.randomness import preserve_rng_state
 from composer.distributed import all_agree, all_gather_object, get_data_world_size, get_world_size
 from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
 from composer.functional.datasets import by_epoch
@@ -43,7 +44,7 @@ from composer.trainer.data.seeding import draws_nothing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from composer.core import Batch, DataSpec
+    from composer.core import Batch, DataSpec, State
     from composer.trainer.data.order import DataOrder
 
 # The numbers of each tensor by which first batches are compared between processes.
@@ -433,3 +434,25 @@ def _warn_if_equal(batch: Batch | None) -> None:
             "composer.distributed.get_data_rank(), None, composer.distributed.get_data_world_size()).",
             stacklevel=3,
         )
+
+
+def first_batch(state: State, spec: DataSpec, name: str) -> Any:
+    """Return the first batch of data, on the state's device; errors call the loader ``name``."""
+    batch = next(make_order(spec.dataloader, state.rank_zero_seed).begin(0))
+    return prepare_batch(batch, spec, state.device, name, 0)
+
+
+def batch_to_export(state: State) -> Any:
+    """Return the first batch to evaluate, or else to train on, as the model's ``forward`` takes it.
+
+    Raises:
+        ValueError: There is no loader.
+    """
+    specs = [evaluator.dataloader for evaluator in state.evaluators]
+    specs += [] if state.train_data_spec is None else [state.train_data_spec]
+    if not specs:
+        raise ValueError("There is no batch to export with: give sample_input.")
+    with preserve_rng_state(state.device):
+        batch = first_batch(state, specs[0], "the loader whose first batch is exported")
+        transform = specs[0].microbatch_transforms
+        return batch if transform is None else transform(batch)

@@ -476,28 +476,6 @@ def _targets_of(batch: Any) -> Any:
     return batch_get(batch, 1)
 
 
-def first_batch(state: State, spec: DataSpec, name: str) -> Any:
-    """Return the first batch of data, on the state's device; errors call the loader ``name``."""
-    batch = next(make_order(spec.dataloader, state.rank_zero_seed).begin(0))
-    return prepare_batch(batch, spec, state.device, name, 0)
-
-
-def batch_to_export(state: State) -> Any:
-    """Return the first batch to evaluate, or else to train on, as the model's ``forward`` takes it.
-
-    Raises:
-        ValueError: There is no loader.
-    """
-    specs = [evaluator.dataloader for evaluator in state.evaluators]
-    specs += [] if state.train_data_spec is None else [state.train_data_spec]
-    if not specs:
-        raise ValueError("There is no batch to export with: give sample_input.")
-    with preserve_rng_state(state.device):
-        batch = first_batch(state, specs[0], "the loader whose first batch is exported")
-        transform = specs[0].microbatch_transforms
-        return batch if transform is None else transform(batch)
-
-
 def _forward(engine: Engine, spec: DataSpec, microbatch: Any, before: Event, after: Event) -> None:
     """Compute the state's outputs for a microbatch, in its precision, between two events."""
     state = engine.state

@@ -1,38 +1,30 @@
 """The parts that a trainer consists of: created from its settings, and closed once.
 
 :class:`Assembly` creates the parts, runs the events of the construction (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``),
-and closes what is open. ``Trainer``, its only child, has the signatures and the methods that train and evaluate. The order of the constructor
-matters: all settings are checked before anything has an effect, seeds and process groups come before the state, and
-the state before what refers to it. ``fit`` replaces the settings in use, ``_data``, ``_schedule`` and ``_evaluations``.
+and closes what is open. ``Trainer``, its only child, has the public methods. The order of the constructor matters: all
+settings are checked before anything has an effect, seeds and process groups come before the state, and the state before
+what refers to it. ``fit`` replaces the settings in use, ``_data``, ``_schedule`` and ``_evaluations``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import os
-import time
 import weakref
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from composer.checkpoint.saver import CheckpointSaver
-from composer.checkpoint.saving import save_in_all_processes
 from composer.core import Engine, Event, Logger, Precision
 from composer.core.checks import as_list
 from composer.distributed import all_gather_object, broadcast_model, from_rank_zero, initialize_dist
 from composer.distributed.meta import is_on_meta
-from composer.foreign.pt_files import SUFFIX, save_as_files, save_in_one_file
-from composer.functional.checks import check_flags
+from composer.foreign.pt_files import SUFFIX, save_as_files
 from composer.functional.dtensors import is_sharded
 from composer.loggers.fits import Fits
 from composer.loggers.hyperparameters import hyperparameters, plain_settings
 from composer.trainer.optimization import default_optimizer, move_state
 from composer.trainer.reproducibility import configure_deterministic_mode
-from composer.trainer.result import FitResult, final_metrics
 from composer.trainer.resume.state import ResumeState
 from composer.trainer.settings.compute import check_microbatch_size
 from composer.trainer.stopping import agree_on_stop
@@ -136,73 +128,6 @@ class Assembly:
             described = hyperparameters(state, loggers=loggers, schedulers=schedulers, extra=extra)
             self.logger.log_hyperparameters(described)
 
-    def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
-        """Save a checkpoint and wait until it is written. All processes must call it.
-
-        Args:
-            name: Its folder or URL; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are replaced. One that ends in
-                ``.pt`` is a file that ``torch.load`` reads, and replaces what has the name, unless the model is split
-                over processes.
-            weights_only: Whether only the evaluation weights are saved.
-
-        Returns:
-            Its path or URL.
-
-        Raises:
-            NotImplementedError: The model is wrapped by FSDP 1.
-            CheckpointSaveError: The checkpoint could not be written.
-        """
-        check_flags(weights_only=weights_only)
-        self._parallel.activate()
-        extra = self._resume_state.data_to_save(weights_only=weights_only)
-        save = save_in_one_file if str(name).endswith(SUFFIX) else save_in_all_processes
-        return save(self.state, os.fspath(name), extra=extra, weights_only=weights_only)
-
-    def save_checkpoint_to_save_folder(self) -> None:
-        """Save a checkpoint to ``save_folder`` in the background, as at ``save_interval``.
-
-        Raises:
-            ValueError: The trainer has no ``save_folder``.
-        """
-        if not self._savers and not self._dry_run:
-            raise ValueError("There is no folder to save to: give save_folder to the Trainer.")
-        for saver in self._savers:
-            saver._save_checkpoint(self.state, self.logger)  # noqa: SLF001  (which programs override)
-
-    @property
-    def _savers(self) -> list[CheckpointSaver]:
-        return [callback for callback in self.state.callbacks if isinstance(callback, CheckpointSaver)]
-
-    @property
-    def saved_checkpoints(self) -> list[str]:
-        """The paths of the checkpoints that this trainer has saved and not deleted, the oldest first."""
-        return [path for saver in self._savers for path in saver.saved_checkpoints]
-
-    @property
-    def best_checkpoint(self) -> str | None:
-        """The path of the best checkpoint by ``save_best``; None until one with a value of the metric is saved."""
-        return next((saver.best_checkpoint for saver in self._savers if saver.best_checkpoint is not None), None)
-
-    def _result(
-        self, reason: str, began: float, steps: int = 0, losses: Mapping[str, torch.Tensor] | None = None
-    ) -> FitResult:
-        return FitResult(
-            self.state.run_name,
-            reason,
-            self.state.timestamp,
-            steps,
-            time.perf_counter() - began,
-            final_metrics(self.state, losses or {}),
-            next(reversed(self.saved_checkpoints), None),
-            self.best_checkpoint,
-            self.engine.explain().acted,
-            self._fits.calls[-1] if steps else None,
-        )
-
-    def close(self) -> None:
-        """Close callbacks and loggers, once, and stop the loader's workers; the trainer cannot be used afterwards."""
-        self._close()
-
     def _close(self, *, may_evaluate: bool = False) -> None:
         try:
             if self._data.batches is not None:
@@ -211,30 +136,6 @@ class Assembly:
             self.engine.close(may_evaluate=may_evaluate)
         if getattr(self.state.model, "logger", None) is self.logger:
             self.state.model.logger = None
-
-    def __repr__(self) -> str:
-        """Return what is trained and how far, in one line."""
-        state, clock = self.state, self.state.timestamp
-        num_parameters = sum(parameter.numel() for parameter in state.model.parameters())
-        until = "" if state.max_duration is None else f" of max_duration='{state.max_duration}'"
-        return (
-            f"Trainer({type(state.model).__name__} with {num_parameters:,} parameters, run_name={state.run_name!r}, "
-            f"device='{state.device}', at epoch {int(clock.epoch)}, batch {int(clock.batch)}{until})"
-        )
-
-    def _repr_html_(self) -> str:  # the method that notebooks call
-        return self._fits.to_html(repr(self), final_metrics(self.state, {}), self.engine.explain().acted)
-
-    def __enter__(self) -> Self:
-        """Return the trainer."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the trainer."""
-        with self._noting_further_errors(error):
-            self.close()
 
     def _check_microbatch_size(self, size: int | str | None) -> None:
         check_microbatch_size("device_train_microbatch_size", size)
