@@ -48,9 +48,7 @@ class Elements:
         by_user = by_tokens and spec._get_num_tokens_in_batch is not count_tokens  # noqa: SLF001
         by_model: Callable[[Batch], Tensor | None] | None = getattr(model, "count_loss_terms", None)
         self._by_model = None if self.is_sum or by_user else by_model
-        self.count: Callable[[Batch], int] = spec.get_num_samples_in_batch
-        if by_tokens:
-            self.count = spec.get_num_loss_tokens_in_batch
+        self.count = spec.get_num_loss_tokens_in_batch if by_tokens else spec.get_num_samples_in_batch
         self.are_usual = not (by_tokens or self.is_sum)
 
     def on_device(self, microbatches: Sequence[Microbatch]) -> list[Tensor] | None:
