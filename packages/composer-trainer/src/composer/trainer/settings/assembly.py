@@ -14,12 +14,11 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Engine, Event, Logger, Precision
 from composer.core.checks import as_list
 from composer.distributed import all_gather_object, broadcast_model, from_rank_zero, initialize_dist
 from composer.distributed.meta import is_on_meta
-from composer.foreign.pt_files import SUFFIX, save_as_files
+from composer.foreign.pt_files import save_as_files
 from composer.functional.dtensors import is_sharded
 from composer.loggers.fits import Fits
 from composer.loggers.hyperparameters import hyperparameters, plain_settings
