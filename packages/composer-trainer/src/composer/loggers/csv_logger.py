@@ -11,9 +11,9 @@ import attrs
 
 from composer.core import Logger, State, TimeUnit
 from composer.core.checks import is_flag
+from composer.core.files import check_template, fill_in_run
 from composer.core.logger import detach_to_host
 from composer.core.saving.components import transient
-from composer.core.files import check_template, fill_in_run
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import numbers_by_name
 
