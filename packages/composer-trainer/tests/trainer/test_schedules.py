@@ -380,7 +380,7 @@ class TestRatesOfSWA:
             assert same_bits(full_copy(resumed.state.model), full_copy(complete.state.model))
 
 
-class TestSchedules:
+class TestSteppedSchedulers:
     @pytest.mark.parametrize(
         ("factor", "kind"),
         [

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from composer.trainer.evaluation.evaluate import Evaluations
     from composer.trainer.optimization import Optimization
     from composer.trainer.resume.state import ResumeState
-    from composer.trainer.schedules import Schedules
+    from composer.trainer.schedules import SteppedSchedulers
 
 
 @attrs.define(eq=False, slots=False)
@@ -70,7 +70,7 @@ class Run:
     engine: Engine
     batches: Batches
     optimization: Optimization
-    schedules: Schedules
+    schedules: SteppedSchedulers
     _evaluations: Evaluations
     resume_state: ResumeState
     parallel: Parallelism

@@ -33,6 +33,7 @@ from composer.foreign.pt_files import SUFFIX, save_as_files, save_in_one_file
 from composer.functional.checks import check_flags, check_subset
 from composer.loggers.hyperparameters import given_arguments
 from composer.loggers.interruption import report_interruption
+from composer.trainer.cooldown import cooled_down, scaled_lengths
 from composer.trainer.data.batches import batch_to_export
 from composer.trainer.data.settings import check_trainable
 from composer.trainer.evaluation.evaluate import (
@@ -51,7 +52,7 @@ from composer.trainer.loop import train
 from composer.trainer.optimization import Optimization, change_precision, check_precision, warn_of_default_optimizer
 from composer.trainer.result import FitResult, final_metrics, reason_of_end
 from composer.trainer.run import Run
-from composer.trainer.schedules import SchedulerLike, check_optimizers_of, cooled_down, scaled_lengths
+from composer.trainer.schedules import SchedulerLike, check_optimizers_of
 from composer.trainer.settings.assembly import Assembly
 from composer.trainer.settings.compute import choose_precision
 from composer.trainer.settings.groups import Settings

@@ -42,13 +42,13 @@ from composer.distributed import broadcast_buffers, get_data_rank, get_global_ra
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.environment import get_tensor_parallel_size
 from composer.loggers.hyperparameters import plain_settings
+from composer.trainer.cooldown import Cooldown  # noqa: TC001  (the type of a field, which read() needs)
 from composer.trainer.data.objects import takes_position
 from composer.trainer.evaluation.evaluate import due_evaluators
 from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume import run_settings
 from composer.trainer.resume.given_objects import GivenObjects
-from composer.trainer.schedules import Cooldown  # noqa: TC001  (the type of a field, which read() needs)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
