@@ -42,7 +42,8 @@ _IN_EVERY_EPOCH = MODEL_EVENTS | frozenset(STEP_EVENTS)  # or before it; one tha
 class Engine:
     """Runs algorithms, callbacks and loggers at events.
 
-    The plan is made at construction, and again only after algorithms, callbacks, loggers or passes have changed. An
+    The plan is made at construction, and again only after algorithms, callbacks, loggers or passes have changed, or
+    after :meth:`forget_plan`, which the Trainer calls in each ``fit`` for methods that were set on components. An
     event without listeners costs one look-up in a dictionary. After each algorithm and callback that runs before
     training (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``, ``FIT_START``) the engine checks that the optimizers hold the
     model's parameters. It warns after the first batch of algorithms none of whose layers acted in it, after the first

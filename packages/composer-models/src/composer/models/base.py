@@ -285,7 +285,9 @@ def compute_loss(
     if smoothing or (isinstance(target, Tensor) and target.is_floating_point()):
         loss_fn = known_cross_entropy(loss_fn, smoothing) or loss_fn
     try:
-        loss = call_loss(loss_fn, scores, target, *args, **kwargs)
+        # In the usual case without the look for losses of torch that take floats.
+        call = loss_fn if loss_fn is soft_cross_entropy else functools.partial(call_loss, loss_fn)
+        loss = call(scores, target, *args, **kwargs)
     except (IndexError, ValueError) as error:
         cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
         # As in errors of torch's losses, of which a binary cross entropy has the second form; others are unrelated.

@@ -8,7 +8,8 @@ with the names of tensors in their place, and beside it:
 - ``extra``: what the caller saves, as a Trainer its ``ResumeState``. Its tensors, and those of algorithms and
   callbacks, are in ``extra.safetensors``. What belongs to the first process is in it, under ``process``, with a
   :class:`SavedPlace`. Each other process has it in a file of its own, and reads only that.
-- ``environment`` and ``integrations``: what the run was made of. They are compared, and not loaded.
+- ``environment``, which is compared and not loaded, and ``integrations``, which functions of Hugging Face read: what
+  the run was made of.
 
 A checkpoint of weights has only what the model is evaluated with, and the settings of its algorithms. What a user
 leaves out of a checkpoint, or does not load, are paths in this data.

@@ -160,7 +160,7 @@ def agreed_path(path: str) -> str:
         path: The path of a checkpoint; see :func:`locate`. That of rank 0 is used.
 
     Raises:
-        CheckpointError: In every process, if there is none.
+        CheckpointError: With several processes, in each, if there is none; else the load raises it.
 
     Example:
         >>> agreed_path("runs/ep1-ba5")

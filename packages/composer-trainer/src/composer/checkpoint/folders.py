@@ -57,12 +57,12 @@ class LocalFolder:
 
     def make(self) -> None:
         """Create the folder."""
-        with saving(self.path):
+        with reporting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def tidy(self) -> None:
         """Delete unfinished checkpoints and links of killed processes; call it only if no other process saves here."""
-        with saving(self.path):
+        with reporting(self.path):
             for entry in self.path.iterdir():
                 # Another saver of this process, which shares the lock, may be writing one.
                 if not _TEMPORARY.fullmatch(entry.name) or entry.name in _being_written:
@@ -114,7 +114,7 @@ class LocalFolder:
     def begin(self, name: str) -> str:
         """Create a temporary folder for the files of a new checkpoint, and return its name."""
         temporary, target = self._temporary(name), self.path / name
-        with saving(target):
+        with reporting(target):
             sizes = self.sizes(name)
             if target.is_symlink() or (self.exists(name) and MANIFEST not in sizes):
                 what = "a file or folder of that name is not a checkpoint; move it elsewhere."
@@ -128,14 +128,14 @@ class LocalFolder:
 
     def put(self, name: str, draft: str, file: str, content: Iterable[memoryview]) -> None:
         """Write a file of a checkpoint to the folder that :meth:`begin` returned, in any process."""
-        with saving(self.path / name):
+        with reporting(self.path / name):
             _write_file(self.path / draft / file, content)
 
     def commit(self, name: str, draft: str, manifest: Manifest) -> None:
         """Write the manifest and give the checkpoint its name; one that had it becomes the draft."""
         temporary = self.path / draft
         self.put(name, draft, MANIFEST, [memoryview(manifest.to_bytes())])
-        with saving(self.path / name):
+        with reporting(self.path / name):
             # The names of files are on the disk only after this. The system may write the rename before them.
             sync_folder(temporary)
             self._put_in_place(temporary, name)
@@ -170,24 +170,24 @@ class LocalFolder:
     def delete(self, name: str) -> None:
         """Delete a checkpoint. It is renamed first, so that it is never found incomplete."""
         temporary = self._temporary(name)
-        with saving(self.path / name, "an old one cannot be deleted: "), contextlib.suppress(FileNotFoundError):
+        with reporting(self.path / name, "an old one cannot be deleted: "), contextlib.suppress(FileNotFoundError):
             self._place(name).rename(temporary)
         shutil.rmtree(temporary, ignore_errors=True)
 
     def set_aside(self, name: str) -> str:
         """Give what has a name a hidden one, under which nothing deletes it; return its path."""
         aside = self.path / f".{name}.aside-{secrets.token_hex(4)}"
-        with saving(self.path / name, "it is damaged and cannot be renamed: "):
+        with reporting(self.path / name, "it is damaged and cannot be renamed: "):
             self._place(name).rename(aside)
         return str(aside)
 
     def set_latest(self, latest: str, name: str) -> None:
-        """Point the link ``latest`` to a checkpoint; it is a file with its name where links are not supported."""
+        """Point a link, to the latest or best one, to a checkpoint; a file with its name where links do not exist."""
         target, temporary = self.path / latest, self._temporary(latest)
         if target.is_dir() and not target.is_symlink():
-            raise CheckpointSaveError(target, "a folder has the name of the link to the latest one; rename it.")
+            raise CheckpointSaveError(target, "a folder has the name of this link; rename it.")
         _being_written.add(temporary.name)
-        with saving(target):
+        with reporting(target):
             try:
                 try:
                     # Relative, so that it is still valid after the folder was moved.
@@ -281,7 +281,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def saving(path: Path, what: str = "") -> Iterator[None]:
+def reporting(path: Path, what: str = "") -> Iterator[None]:
     """Raise errors of the system within this context as a CheckpointSaveError with the path."""
     try:
         yield

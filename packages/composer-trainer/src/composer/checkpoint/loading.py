@@ -4,8 +4,9 @@
 
 1. ``LoadRequest.read`` reads a :class:`SavedRun`: what the checkpoint or file contains, without what is ignored. Of the
    weights of a checkpoint, it reads only names, dtypes and shapes.
-2. ``add_missing_algorithms`` lets algorithms that the weights need change the model, if all else fits.
-3. ``compare`` collects the mismatches with the run, and one error has all of them.
+2. ``add_missing_algorithms`` lets algorithms that the weights need change the model, if all but the weights fits.
+3. ``compare`` collects the mismatches with the run. One error has all of them, or those of step 2; then nothing is
+   loaded, but the model may have new layers.
 4. ``SavedRun.read_weights`` reads the data of the weights.
 5. ``LoadRequest.apply`` changes the run.
 
@@ -196,7 +197,7 @@ class LoadRequest:
             return self.apply(saved)
 
     def prepare(self, path: str | os.PathLike[str]) -> SavedRun:
-        """Return what :meth:`apply` loads, after the four steps before it; only the second may change the run.
+        """Return what :meth:`apply` loads, after the four steps before it; of these, only the second changes the run.
 
         Raises:
             CheckpointMismatchError: It does not fit.
@@ -207,8 +208,10 @@ class LoadRequest:
         ways: dict[str, Any] = {"ignored": saved.ignored}
         if self.weights_only:
             ways |= {"parts": ["model"], "strict": self.strict_model_weights}
+        if self.read_extra is not None and not self.weights_only and "extra" not in saved.ignored:
+            problems, saved.load_extra = self.read_extra(saved.beside("extra"), saved.ignored, saved.path)
         try:
-            added = saved_state.add_missing_algorithms(self.state, saved.state, **ways, **options)
+            added = () if problems else saved_state.add_missing_algorithms(self.state, saved.state, **ways, **options)
             ways |= {"strict_weights": self.strict_model_weights, "added": added}
             saved.report = saved_state.compare(self.state, saved.state, **ways)
         except StateMismatchError as error:
@@ -216,9 +219,6 @@ class LoadRequest:
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise CheckpointError(f"{saved.path}/{STATE}", f"cannot be read as the state of a run: {what}") from error
-        if self.read_extra is not None and not self.weights_only and "extra" not in saved.ignored:
-            of_extra, saved.load_extra = self.read_extra(saved.beside("extra"), saved.ignored, saved.path)
-            problems += of_extra
         if problems:
             raise CheckpointMismatchError(saved.path, problems)
         saved.read_weights()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from composer.checkpoint.errors import FolderInUseError
-from composer.checkpoint.folders import saving, without_links
+from composer.checkpoint.folders import reporting, without_links
 
 _LOCK = ".lock"
 _held: dict[str, tuple[IO[str], int]] = {}
@@ -62,7 +62,7 @@ def _locked(folder: Path) -> IO[str] | None:
         import fcntl  # noqa: PLC0415  (not on every system)
     except ImportError:
         return None
-    with saving(folder):
+    with reporting(folder):
         file = open(folder / _LOCK, "a+", encoding="utf-8", opener=without_links)  # noqa: SIM115
     is_own = os.fstat(file.fileno()).st_nlink == 1  # with hard links it may also be a file of somebody else
     try:

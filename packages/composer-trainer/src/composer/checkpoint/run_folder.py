@@ -141,9 +141,9 @@ class RunFolder:
 
         Args:
             folder: The folder.
-            names: The copies of a checkpoint that is saved now.
+            names: The names of a checkpoint that is saved now.
             state: The run.
-            continues: Whether the run has resumed from the newest undamaged checkpoint there.
+            continues: Whether the run begins with the newest undamaged checkpoint there.
 
         Raises:
             FolderInUseError: Another process has the lock.

@@ -51,10 +51,10 @@ class CheckpointSaver(Callback):
 
     Checkpoints are written in the background: training waits while its tensors are copied, not while they are written.
     A save waits for the previous one, so that there is never more than one copy. If one fails, the next batch raises
-    the error; earlier checkpoints are unchanged. The end of the training waits for the last save. Each
-    process writes what belongs to it and its parts of a model that is sharded by FSDP2, and rank 0 all else, so that
-    the folder must be on storage that all share. All processes have to save at the same times: if one of
-    them fails, all raise an error at the next save or at the end of the training.
+    the error, with several processes the next save, and each the end of the training, which waits for the last save;
+    earlier checkpoints are unchanged. Each process writes what belongs to it and its parts of a model that is sharded
+    by FSDP2, and rank 0 all else, so that the folder must be on storage that all share. All processes have to save at
+    the same times.
 
     The end of the training always saves a checkpoint (unless the interval is 0 or a function), after everything else
     has run, including the last evaluation.
@@ -87,15 +87,15 @@ class CheckpointSaver(Callback):
         num_concurrent_uploads: Ignored.
         upload_timeout_in_seconds: Ignored.
 
-    A second save of the same batch does nothing, unless the data beside the state has another ``interrupted``.
+    A second save of the same batch under the same name does nothing, unless an evaluation has ended in between.
 
     Attributes:
         resume_data: The function by which a Trainer lets its savers save what an exact resume needs, such as the place
             in the data; called with ``weights_only``.
         open_folder: The function that opens the folder, by which a Trainer decides about the form of checkpoints.
         uploaders: Functions that return the URL of a copy for ``remote_file_name``, until the next run.
-        continues: Whether the run has resumed from the newest undamaged checkpoint of the folder, so that later ones,
-            which are damaged, are no error.
+        continues: Whether the run begins with the newest undamaged checkpoint of the folder, if there is one, so that
+            later ones, which are damaged, are no error.
 
     Raises:
         TypeError: A setting is of the wrong type.

@@ -1,7 +1,8 @@
 """Saving a checkpoint: copying a run into a snapshot, and writing that, by one process or several together.
 
 :func:`save_checkpoint`, the Trainer and the saver call :func:`take_snapshot`, which copies what may change before it is
-written. Values that cannot be saved raise an error there, in all processes, before anything is written.
+written. Values that cannot be saved raise an error in all processes, and no checkpoint is written: in one process
+there, with several also when the others have begun to write.
 :class:`Snapshot` writes the copy, also later: its files are written to a draft, and the first process commits the draft
 when all have written theirs, so that a checkpoint is complete or absent. Waiting ends with another process.
 

@@ -1,4 +1,4 @@
-"""Collectives: sums, copies and lists over all processes. With one process they do nothing."""
+"""Collectives: sums, copies and lists over all processes, which with one do nothing; and messages between threads."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def agreed_source(path: str | os.PathLike[str]) -> str | Source:
         path: The path of a file, or of a checkpoint; see :func:`~composer.checkpoint.finding.agreed_path`.
 
     Raises:
-        CheckpointError: In every process, if there is no checkpoint.
+        CheckpointError: With several processes, in each, if there is no checkpoint; else the load raises it.
     """
     source, has_files = path, False
     if get_global_rank() == 0:

@@ -6,12 +6,14 @@ weight by which its loss is then multiplied:
 
 - In one process it is the fraction of the batch's elements that it has: that of :func:`split_microbatches`, or of
   ``weighted_by`` if the model counts them. A batch that is not split has the weight 1, whatever its elements are.
-- With several processes, ``BatchWeights.weigh`` multiplies that fraction by the process's share of the batch of all.
+- With several processes, it is the fraction of the elements of all, times their number, as they average gradients:
+  ``BatchWeights.weigh``.
+- Losses that are sums have the weight 1, and with several processes their number.
 
 :class:`BatchGradients` calls what computes a batch in this order: ``set_batch`` when it has been read; ``compute`` when
 the optimizers step, in which ``Step`` calls ``_split`` for the microbatches, ``_measure`` after each, and ``_complete``
-after the last one. ``_split`` counts the share of this process. If there are others, it sends it to them and needs
-their counts only where it weighs; ``distributed/global_batch.py`` has both.
+after the last one. ``_split`` counts the share of this process. If there are others, it sends it to them, and waits
+for their counts where it weighs or pads; ``distributed/global_batch.py`` has both.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class BatchGradients:
         parallel: Runs the model in all processes.
         stopwatch: Measures the time of a batch, which several processes exchange.
         signals: A received one is sent to the other processes.
-        by_tokens: Whether the elements of a loss are tokens, if the model does not count them.
+        by_tokens: Whether tokens are counted; see :class:`~composer.core.data.elements.Elements`.
 
     Attributes:
         step: Runs the events of a batch, and computes the losses and the backward passes.
@@ -185,7 +187,7 @@ class BatchGradients:
             self.weights = parallel.exchange_counts(share, usual=self._usual)
 
     def _weighted(self, microbatches: Sequence[Microbatch], elements: list[Tensor] | None) -> Sequence[Microbatch]:
-        """Return the microbatches with their weights in the batch of all processes, in each process equally many."""
+        """Return the microbatches with their weights in the batch of all, equally many in each process if all must."""
         state, weights = self._state, self.weights
         if self._elements.is_sum:
             # All are added; gradients are averaged over the processes, and a batch that does not count adds nothing.
@@ -215,7 +217,10 @@ class BatchGradients:
             update_train_metrics(state, batch)
 
     def _complete(self) -> None:
-        """Sum the gradients of all processes, if that is not done yet, and unscale them."""
+        """Correct gradients and losses if another process had an unusual batch, and unscale the gradients.
+
+        The backward pass has reduced them over the processes.
+        """
         # The weights assumed usual counts; the actual ones arrive while the gradients are computed.
         if self.weights is not None and (factor := self._parallel.complete_gradients(self.weights)) != 1:
             self.step.scale_losses(factor)

@@ -3,7 +3,8 @@
 ``Assembly``, the base class, makes the parts of the settings, which live as long as the Trainer. :meth:`Trainer.fit`
 checks its arguments (1), makes them the settings in use (2), and trains with a ``Run``, which lasts for the call (3).
 The constructor and ``fit`` pass their arguments by name to the classes that declare them, as fields of the same names:
-``own_arguments`` of ``core/checks.py`` takes those of a class, in ``settings/groups.py`` and the ``changed`` methods.
+``own_arguments`` of ``core/checks.py`` takes those of a class, in ``settings/groups.py``, ``changed`` of data and
+schedule, and ``with_changes`` of evaluations.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Trainer(Assembly):
         save_best: A metric, ``"eval/MulticlassAccuracy"``: a new best value is saved at once and kept, and the link
             ``best`` in ``save_folder`` points to it. For several, a :class:`~composer.checkpoint.KeepBest`.
         save_metrics: Accepted for compatibility: the states of the training metrics are always saved.
-        autoresume: Whether to resume from the newest valid checkpoint of ``run_name`` in ``save_folder``, else of its
+        autoresume: Whether to resume from the newest valid checkpoint of ``run_name`` in ``save_folder`` and its
             copies, without the ``load_`` arguments: the same program can be restarted until the training is complete.
         device: ``"cpu"``, ``"gpu"``, ``"mps"`` or a :class:`torch.device`; the best available if None.
         precision: ``"fp32"``, ``"amp_bf16"``, ``"amp_fp16"`` or ``"amp_fp8"``; if None, ``"amp_fp16"`` on a GPU and

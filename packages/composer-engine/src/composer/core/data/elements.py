@@ -20,16 +20,17 @@ class Elements:
     """What the loss of a model is the mean over, and how these elements are counted.
 
     1. A model with ``loss_is_sum = True``: the loss is a sum, so those of microbatches and processes are added.
-    2. ``by_tokens``, and a function of the user counts tokens (``DataSpec(get_num_tokens_in_batch=...)``): its tokens.
+    2. ``by_tokens``, and a function of the user counts tokens (``DataSpec(get_num_tokens_in_batch=...)``): what it
+       returns, of a dictionary the ``"loss_generating"`` ones.
     3. A model with ``count_loss_terms(batch)``: what it counts, a tensor on the device, which the host does not wait
        for. If it returns None for a batch, the next rules hold.
-    4. ``by_tokens``: the tokens with a target.
+    4. ``by_tokens``: all ids in ``batch["input_ids"]``, with padding; see ``count_tokens``.
     5. Otherwise: samples.
 
     Args:
         model: The model.
         spec: The data.
-        by_tokens: Whether tokens are counted, if the model does not count.
+        by_tokens: Whether tokens are counted where rule 3 does not hold: ``accumulate_train_batch_on_tokens``.
 
     Attributes:
         is_sum: Whether the loss is a sum.

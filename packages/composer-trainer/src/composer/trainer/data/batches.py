@@ -1,6 +1,6 @@
 """The batches of training, one epoch after the other, from any resume point on.
 
-A batch passes through two objects, which :class:`Batches` owns, and is then moved to the device and transformed:
+:class:`Batches` owns two objects. Between them, a batch is moved to the device and transformed:
 
 - its ``DataOrder`` (``data/order.py``) iterates over the loader, from any epoch and place on, with seeds;
 - ``EpochPosition`` (``data/position.py``) counts it: the place of the next batch, and where the epoch ends.

@@ -142,7 +142,7 @@ class LoaderObjects(NamedTuple):
 
 
 def save_objects(objects: Mapping[str, Any], components: Mapping[str, Any] | None = None) -> SavedObjects:
-    """Return what the contract saves.
+    """Return what a checkpoint has of the objects of the data: their states, and generators within them.
 
     Args:
         objects: The objects by name.

@@ -112,7 +112,7 @@ class TrainingData:
         return changed
 
     def take(self, new: TrainingData, state: State) -> Batches:
-        """Train on other data, which are prepared, and return its batches."""
+        """Become other data, which are prepared, and return its batches."""
         assert new.spec is not None
         assert new.batches is not None
         if new.batches is self.batches:

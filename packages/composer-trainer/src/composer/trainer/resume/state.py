@@ -10,8 +10,8 @@ loaded data.
 Exactly as many processes as saved it (``world_size``), with the same mesh (``tensor_parallel``), resume exactly. Others
 restore what does not depend on them: the place in an order that all processes share; draws differ.
 
-To save something more, add it to ``to_save`` and to ``_Saved`` or ``_OfProcess``, by whose types it is checked, and
-restore it in one of the phases.
+To save something more, add a field to ``_Saved`` or ``_OfProcess``, by whose type it is checked, give it a value in
+``_collect``, and restore it in one of the phases.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Saved(Record):
         clock_before: The clock before the last batch, by which intervals are due.
         interrupted: The labels of the evaluators of interrupted evaluations, by event.
         microbatch_size: The size that the search has found; None without a search.
-        process: What is saved of the first process.
+        process: What is saved of the first process; before a save, of this one.
         skipped_steps: How many steps were skipped because the loss scale was too large.
         tensor_parallel: How many processes had the same samples.
         world_size: How many processes there were.
@@ -417,7 +417,7 @@ class ResumeState:
         )
 
     def end(self) -> None:
-        """Note that the training has ended, with its last evaluation."""
+        """Note that the training has ended, or was stopped."""
         self._is_training = False
 
     def forget(self) -> None:

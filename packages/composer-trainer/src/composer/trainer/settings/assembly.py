@@ -3,7 +3,7 @@
 :class:`Assembly` creates the parts, runs the events of the construction (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``),
 and closes what is open. ``Trainer``, its only child, has the public methods. The order of the constructor matters: all
 settings are checked before anything has an effect, seeds and process groups come before the state, and the state before
-what refers to it. ``fit`` replaces the settings in use, ``_data``, ``_schedule`` and ``_evaluations``.
+what refers to it. ``fit`` changes the settings in use: ``_data``, ``_schedule`` and ``_evaluations``.
 """
 
 from __future__ import annotations
