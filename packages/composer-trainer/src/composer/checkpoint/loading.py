@@ -4,14 +4,15 @@
 
 1. ``LoadRequest.read`` reads a :class:`SavedRun`: what the checkpoint or file contains, without what is ignored. Of the
    weights of a checkpoint, it reads only names, dtypes and shapes.
-2. ``add_missing_algorithms`` lets algorithms that the weights need change the model, if all but the weights fits.
-3. ``compare`` collects the mismatches with the run. One error has all of them, or those of step 2; then nothing is
-   loaded, but the model may have new layers.
+2. ``add_missing_algorithms`` lets algorithms that the weights need change the model, if all but weights and optimizers
+   fits.
+3. ``compare`` collects the mismatches with the run. One error has all of them, or those found before step 2; then
+   nothing is loaded, but the model may have new layers.
 4. ``SavedRun.read_weights`` reads the data of the weights.
 5. ``LoadRequest.apply`` changes the run.
 
-``LoadRequest.prepare`` is the first four, which find what is wrong with the checkpoint. With several processes, by
-``load_in_all_processes``, no process applies before all have prepared. What is ignored keeps the run's own value: what
+``LoadRequest.prepare`` is the first four, which find what is wrong with the checkpoint. In ``load_in_all_processes``,
+no process applies before all have prepared. What is ignored keeps the run's own value: what
 ``ignore_keys`` names, now or when the checkpoint was saved.
 """
 

@@ -8,12 +8,13 @@ weight by which its loss is then multiplied:
   ``weighted_by`` if the model counts them. A batch that is not split has the weight 1, whatever its elements are.
 - With several processes, it is the fraction of the elements of all, times their number, as they average gradients:
   ``BatchWeights.weigh``.
-- Losses that are sums have the weight 1, and with several processes their number.
+- Losses that are sums have the weight 1, and with several processes the number of those with other samples.
 
-:class:`BatchGradients` calls what computes a batch in this order: ``set_batch`` when it has been read; ``compute`` when
-the optimizers step, in which ``Step`` calls ``_split`` for the microbatches, ``_measure`` after each, and ``_complete``
-after the last one. ``_split`` counts the share of this process. If there are others, it sends it to them, and waits
-for their counts where it weighs or pads; ``distributed/global_batch.py`` has both.
+The methods of :class:`BatchGradients` are called in this order: ``prepare`` in each epoch; ``set_batch`` by ``Run``
+when a batch has been read; ``compute`` when the optimizers step, in which ``Step`` calls ``_split`` for the
+microbatches, ``_measure`` after each, and ``_complete`` after the last one. ``_split`` counts the share of this
+process. If there are others, it sends it to them (``distributed/global_batch.py``), and waits for their counts if the
+weights need them, or if all must have equally many microbatches.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 _AFTER_LOSS = (
     Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END, Event.BATCH_CHECKPOINT,
 )  # fmt: skip
-"""The events of a batch after which its outputs are of no use to this library, except for training metrics."""
+"""The events of a batch at which this library does not read its outputs, except for training metrics."""
 
 
 @attrs.define(eq=False, slots=False)
@@ -217,7 +218,7 @@ class BatchGradients:
             update_train_metrics(state, batch)
 
     def _complete(self) -> None:
-        """Correct gradients and losses if another process had an unusual batch, and unscale the gradients.
+        """Correct gradients and losses if a process had an unusual batch, and unscale the gradients.
 
         The backward pass has reduced them over the processes.
         """

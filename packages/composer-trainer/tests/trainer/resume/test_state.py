@@ -409,6 +409,17 @@ class TestOptimizers:
         assert lines == [f"- optimizers.SGD.param_groups[0].{one}" for one in changed]
         assert all(one.filename.endswith(("runs.py", "test_state.py")) for one in caught)
 
+    def test_optimizers_that_are_not_loaded_are_not_compared(self, tmp_path):
+        def run(rate, **options):
+            model = make_classifier()
+            return small_run(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=rate), **options)
+
+        run(0.1, max_duration="1ep", save_folder=str(tmp_path), run_name="first").fit()
+
+        later = run(0.01, max_duration="2ep", load_path=str(tmp_path / "latest"), load_ignore_keys="optimizers")
+
+        assert later.state.optimizers[0].param_groups[0]["lr"] == 0.01
+
 
 class TestMetricState:
     @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Elements:
     Attributes:
         is_sum: Whether the loss is a sum.
         count: ``f(batch) -> int`` by the rules 2, 4 and 5. The host needs numbers also where the others hold.
-        are_usual: Whether nearly all batches have equally many by ``count``, as they have samples but not tokens.
+        are_usual: Whether nearly all batches have equally many, as they have samples but not tokens; False for sums.
 
     Example:
         >>> from composer.core import DataSpec

@@ -3,15 +3,15 @@
 A checkpoint contains it as ``extra``: values of the run (``_Saved``), and what belongs to the process
 (``_OfProcess``), which each process writes and reads itself.
 :class:`ResumeState` lives as long as the Trainer. Its ``to_save`` returns all that is saved. Loaded data is compared by
-``read`` before anything is loaded, and restored in two phases, as only ``fit`` may have the training data: by
-``restore_run`` in the constructor, and by ``begin`` immediately before the first batch. In between, a save contains the
-loaded data.
+``read`` before anything is loaded, and restored in two phases: in the constructor, ``restore_run`` restores what a
+``fit`` or a save may change before the training begins; ``begin`` restores the rest after ``FIT_START``, when the
+training data is there, which only ``fit`` may have. In between, a save contains the loaded data.
 
-Exactly as many processes as saved it (``world_size``), with the same mesh (``tensor_parallel``), resume exactly. Others
-restore what does not depend on them: the place in an order that all processes share; draws differ.
+As many processes as saved it (``world_size``), of which as many have the same samples (``tensor_parallel``), resume
+exactly. Others restore what does not depend on them: the place in an order that all processes share; draws differ.
 
-To save something more, add a field to ``_Saved`` or ``_OfProcess``, by whose type it is checked, give it a value in
-``_collect``, and restore it in one of the phases.
+To save something more, add a field to ``_Saved`` or ``_OfProcess``, by whose type it is checked, with a default for
+earlier checkpoints, give it a value in ``_collect``, and restore it in one of the phases.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class _Saved(Record):
     """The data of :meth:`ResumeState.to_save`.
 
     Attributes:
-        clock_before: The clock before the last batch, by which intervals are due.
-        interrupted: The labels of the evaluators of interrupted evaluations, by event.
+        clock_before: The clock before it was advanced last, by which intervals are due.
+        interrupted: The labels of the evaluators of evaluations that are still due, by event.
         microbatch_size: The size that the search has found; None without a search.
         process: What is saved of the first process; before a save, of this one.
         skipped_steps: How many steps were skipped because the loss scale was too large.
@@ -101,7 +101,8 @@ class _Saved(Record):
         cooldown: The cool-down of the run; None before it.
         optimizers: The arguments of the optimizers, by key and group, as the program had set them.
         requires_grad: Which parameters of the model are trained, by name.
-        training: Which modules of the model are in training mode, by name; None unless a training is in progress.
+        training: Which modules of the model are in training mode, by name; None before the first batch, and while the
+            model as a whole is in evaluation mode.
         settings: Other arguments that the results depend on, for a warning; see ``trainer/resume/run_settings.py``.
     """
 
@@ -129,8 +130,8 @@ class _Saved(Record):
     def place_to_continue(self, loader: Any = None) -> SavedPlace | None:
         """Return the place in the data to continue at; None if there is none.
 
-        It is that of this process, or in another number of processes that of rank 0, without what belongs to a process.
-        The state of a loader does, unless its data set takes its position, which counts the samples of all processes.
+        It is that of this process, or in another number of processes that of rank 0, without what belongs to a process:
+        objects, and the state of a loader unless its data set takes its position, which counts the samples of all.
         """
         if (own := self.of_this_process()) is not None:
             return own.data
@@ -158,11 +159,11 @@ class ResumeState:
         data: The training data.
         logger: Its destinations continue their runs in other products.
         seed: The seed that the program gives, if any.
-        schedulers: The arguments of the Trainer.
+        schedulers: Those that the Trainer was given, whose settings are compared.
 
     Attributes:
         interrupted: The labels of the evaluators that have not run in evaluations that a signal interrupted, by event.
-            These add them, and the evaluation that completes one removes them (``Evaluations.run_if_due``).
+            ``Evaluations.run_if_due`` adds them, and removes those of an evaluation that is completed.
         cooldown: The cool-down of the run; None before it.
         skipped_steps: How many steps were skipped because the loss scale was too large; ``Optimization`` counts them.
     """
@@ -212,7 +213,10 @@ class ResumeState:
         return self.to_save()
 
     def to_save(self) -> dict[str, Any]:
-        """Return all that is saved, by name; of what belongs to a process, that of this one."""
+        """Return all that is saved, by name; of what belongs to a process, that of this one.
+
+        Before :meth:`begin` it is what was loaded, of another number of processes that of the first one.
+        """
         saved = self._collect() if self._loaded is None else self._loaded.saved
         of_run = {field.name: getattr(saved, field.name) for field in attrs.fields(_Saved)}
         own, first = of_run.pop(OWN_PROCESS), of_run.pop(PROCESS)
@@ -317,13 +321,13 @@ class ResumeState:
         return problems
 
     def restore_run(self, record: _Saved, path: str, ignored: Collection[str]) -> None:
-        """Restore what was saved and does not need the training data; keep the rest until :meth:`begin`.
+        """Restore which parameters are trained, interrupted evaluations, the cool-down, and loggers; keep the rest.
 
         Args:
             record: The saved data.
             path: The checkpoint, for errors.
-            ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the data starts at the
-                beginning of an epoch.
+            ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the run starts at the
+                beginning of an epoch, with metrics, evaluations and a cool-down of its own.
         """
         held = [one for one in (record.process, record.own) if one is not None]
         for process in held:
@@ -336,7 +340,8 @@ class ResumeState:
             changes: dict[str, Any] = {"process": first, "own": own[0] if own else None, "settings": settings}
             record = attrs.evolve(record, **changes, clock_before=clock, cooldown=None, interrupted={})
         self._loaded, self.cooldown, self.interrupted = _Loaded(record, path), record.cooldown, dict(record.interrupted)
-        self._warn_of_optimizers(record.optimizers)
+        if "optimizers" not in ignored:
+            self._warn_of_optimizers(record.optimizers)
         for name, parameter in _parameters(self._state.model):
             if name in record.requires_grad and not {"model", f"model/{name}"}.intersection(ignored):
                 parameter.requires_grad_(record.requires_grad[name])
@@ -360,7 +365,7 @@ class ResumeState:
             warnings.warn(bulleted(title, sorted(lines)), stacklevel=caller_level())
 
     def begin(self) -> None:
-        """Restore what :meth:`restore_run` has kept, as the last step before the first batch."""
+        """Restore what :meth:`restore_run` has kept, the last of it draws; the epoch or its next batch follows."""
         if not self._is_at_end():  # it may be longer than when it was stopped at its end
             self.drop_interrupted(Event.FIT_END)
         loaded, self._loaded, self._is_training = self._loaded, None, True
@@ -409,7 +414,8 @@ class ResumeState:
                 "the current epoch may repeat samples and skip others, as the data is not split by a DistributedSampler"
             )
         warnings.warn(
-            f"The checkpoint was saved by {saved.world_size} processes, and {get_world_size()} resume from it: "
+            f"The checkpoint was saved by {saved.world_size} processes, and {get_world_size()} resume from it, of "
+            f"which {saved.tensor_parallel} had and {get_tensor_parallel_size()} have the same samples: "
             f"random draws differ, the states of data sets, samplers and other objects are not restored, "
             f"training metrics of the epoch start again, and {data}. "
             "An exact resume requires the same number of processes and the same mesh.",
@@ -421,21 +427,21 @@ class ResumeState:
         self._is_training = False
 
     def forget(self) -> None:
-        """Discard loaded data and interrupted evaluations."""
+        """Discard loaded data, interrupted evaluations, the cool-down, and the training metrics."""
         self._loaded, self.interrupted, self.cooldown = None, {}, None
         for metric in self._state.train_metrics.values():
             metric.reset()
 
 
-_HOW = {"params", "foreach", "fused", "capturable", "differentiable"}
-"""Arguments that do not change what an optimizer computes."""
+_NOT_COMPARED = {"params", "foreach", "fused", "capturable", "differentiable"}
+"""Arguments of optimizers that are not compared: the parameters, and what does not change the results."""
 
 
 def _arguments_of(optimizers: Iterable[Optimizer]) -> dict[str, list[dict[str, Any]]]:
     """Return the arguments of optimizers by group, as plain data; a learning rate is the one before its schedule."""
     found = {}
     for key, optimizer in by_key(map(unwrapped, optimizers)).items():
-        names = inspect.signature(type(optimizer)).parameters.keys() - _HOW
+        names = inspect.signature(type(optimizer)).parameters.keys() - _NOT_COMPARED
         groups = [group | {"lr": group.get("initial_lr", group.get("lr"))} for group in optimizer.param_groups]
         plain = plain_settings({"groups": [{name: group[name] for name in group if name in names} for group in groups]})
         found[key] = plain["groups"]
