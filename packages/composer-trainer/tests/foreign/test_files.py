@@ -45,5 +45,5 @@ def test_path_of_a_file_where_a_checkpoint_is_expected(tmp_path):
     model = nn.Linear(2, 2)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
 
-    with pytest.raises(CheckpointError, match=r"weights\.pt is a file, .* by composer\.foreign\.ForeignFile\."):
+    with pytest.raises(CheckpointError, match=r"weights\.pt is a file: .*composer\.foreign\.ForeignFile\(path\)"):
         load_checkpoint(tmp_path / "weights.pt", State(model), weights_only=True)

@@ -31,6 +31,7 @@ def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
         ValueError: The data is not as :func:`~composer.core.to_data` returns it, or of another type.
 
     Example:
+        >>> from composer.core import Time
         >>> from_data({"$tuple": [{"$time": "10ep"}, None]}, tuple[Time | None, ...])
         (Time(10, TimeUnit.EPOCH), None)
     """
@@ -49,6 +50,7 @@ def read(value: Any, kind: Any, path: Place = "") -> Any:  # noqa: PLR0911  (one
         ValueError: The value is of another type, or a record lacks a field, has another, or rejects a value.
 
     Example:
+        >>> from composer.core import Time
         >>> read([Time(3, "ep"), None], list[Time | None])
         [Time(3, TimeUnit.EPOCH), None]
         >>> read([1, "a"], list[int], "sizes")
