@@ -210,7 +210,8 @@ class LoadRequest:
         if self.weights_only:
             ways |= {"parts": ["model"], "strict": self.strict_model_weights}
         if self.read_extra is not None and not self.weights_only and "extra" not in saved.ignored:
-            problems, saved.load_extra = self.read_extra(saved.beside("extra"), saved.ignored, saved.path)
+            of_extra, saved.load_extra = self.read_extra(saved.beside("extra"), saved.ignored, saved.path)
+            problems += of_extra
         try:
             added = () if problems else saved_state.add_missing_algorithms(self.state, saved.state, **ways, **options)
             ways |= {"strict_weights": self.strict_model_weights, "added": added}
