@@ -172,7 +172,7 @@ def average_precision(found, targets, least):
             free[place].pop(int(np.argmax(overlaps)))
     right = np.cumsum(hits)
     precision = np.maximum.accumulate((right / np.arange(1, len(hits) + 1))[::-1])[::-1]
-    recalls = torch.linspace(0, 1, 101).double()  # as torchmetrics rounds them
+    recalls = torch.linspace(0, 1, 101).double().numpy()  # as torchmetrics rounds them
     places = np.searchsorted(right / count, recalls)
     return np.append(precision, 0)[np.minimum(places, len(hits))].mean()
 

@@ -215,6 +215,7 @@ CALLBACKS = {
     "NaNMonitor": lambda _: composer.callbacks.NaNMonitor(),
     "OOMObserver": lambda folder: composer.callbacks.OOMObserver(folder=str(folder)),
     "OptimizerMonitor": lambda _: composer.callbacks.OptimizerMonitor(),
+    "ReduceLROnPlateau": lambda _: composer.callbacks.ReduceLROnPlateau("train/MulticlassAccuracy", patience=0),
     "RuntimeEstimator": lambda _: composer.callbacks.RuntimeEstimator(),
     "SpeedMonitor": lambda _: composer.callbacks.SpeedMonitor(window_size=2),
     "ThresholdStopper": lambda _: composer.callbacks.ThresholdStopper("MulticlassAccuracy", "train", threshold=2.0),
@@ -223,6 +224,7 @@ CALLBACKS = {
 NOT_HERE = {
     "Callback": "the base class, which the guard of these tests is made of",
     "Cost": "a row of CostMonitor's table",
+    "MatrixVisualizer": "it draws the matrices of an evaluation, whose values are on the host",
     "SystemMetricsMonitor": "a thread reads the temperature and power from NVML, which the stand-in lacks",
 }
 

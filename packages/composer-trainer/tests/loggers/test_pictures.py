@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.classification import MulticlassConfusionMatrix, MultilabelConfusionMatrix
+from torchmetrics.classification import MulticlassConfusionMatrix
 
 from composer import DataSpec, Evaluator, Logger, State, Trainer
 from composer.callbacks import ImageVisualizer, MatrixVisualizer
@@ -112,31 +112,6 @@ class TestFiles:
         events = EventAccumulator(str(tmp_path / "run"))
         events.Reload()
         assert sorted(events.Tags()["images"]) == ["scene", "scene/found"]
-
-
-class TestMatrices:
-    def test_each_evaluation(self):
-        """The picture is that of the metric's value."""
-        memory = InMemoryLogger()
-
-        values = evaluated(MulticlassConfusionMatrix(3), memory, MatrixVisualizer())
-
-        ((_, pictures),) = memory.images["metrics/eval/MulticlassConfusionMatrix"]
-        assert torch.equal(pictures[0], draw_matrix(values["MulticlassConfusionMatrix"]))
-
-    def test_several(self):
-        """Matrices of several labels are several pictures."""
-        memory, callback = InMemoryLogger(), MatrixVisualizer()
-        state = State(model=None)
-        state.dataloader_label = "eval"
-        metric = MultilabelConfusionMatrix(4)
-        metric.update(torch.rand(5, 4), torch.randint(2, (5, 4)))
-        state.eval_metric_values.record("eval", {"Matrix": metric.compute(), "Vector": torch.rand(3)})
-
-        callback.eval_end(state, Logger(state, destinations=memory))
-
-        assert [len(pictures) for _, pictures in memory.images["metrics/eval/Matrix"]] == [4]
-        assert list(memory.images) == ["metrics/eval/Matrix"]
 
 
 class TestDetection:
