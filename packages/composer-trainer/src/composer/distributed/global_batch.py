@@ -75,9 +75,12 @@ class GlobalBatch:
     """The counts of a batch over all processes.
 
     Attributes:
-        samples, tokens, elements: The sums of those of the shares.
-        microbatches, stop: The largest of the shares.
+        samples: The sum of the shares.
+        tokens: Their sum.
+        elements: Their sum.
+        microbatches: The largest of the shares.
         seconds: The mean of the shares.
+        stop: The largest of the shares.
         on_device: Whether the model counts the elements in one of the processes.
         differs: Whether it does so in some of them only, for which :meth:`BatchWeights.totals` raises an error in all.
 
