@@ -451,7 +451,7 @@ class TestFailures:
         (tmp_path / "latest").mkdir()
         trainer = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
 
-        expected = r"ep1-ba5 is complete, and a link to it was not updated.*latest: a folder has the name of the link"
+        expected = r"ep1-ba5 is complete, and a link to it was not updated.*latest: a folder has the name of this link"
         with pytest.raises(CheckpointSaveError, match=expected):
             trainer.fit()
 
