@@ -311,16 +311,17 @@ def warm_up(folder: Path) -> None:
 
 
 def standing(
-    variant: str, state: Any, _folder: Path, _: argparse.Namespace
+    variant: str, state: Any, folder: Path, _: argparse.Namespace
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Return nothing to prepare, and the copy that training waits for."""
+    from composer.checkpoint.folders import open_folder
     from composer.checkpoint.saving import take_snapshot
 
     weights, moments = tensors_of(state)
     memory: dict[tuple[str, str], Any] = {}
 
     def ours() -> None:
-        take_snapshot(state, memory=memory)
+        take_snapshot(state, open_folder(folder), "one", memory=memory)
 
     def copy() -> list[Any]:
         return [tensor.clone() for tensor in (*weights.values(), *moments.values())]

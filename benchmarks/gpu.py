@@ -211,6 +211,7 @@ def loss(options: Options) -> Iterator[Row]:
 def checkpoint(options: Options) -> Iterator[Row]:
     """Save ResNet-50 with Adam: how long training waits for a save in the background, and complete saves."""
     from composer.checkpoint import save_checkpoint
+    from composer.checkpoint.folders import open_folder
     from composer.checkpoint.saving import take_snapshot
 
     state = saving.make_state(make_resnet(options.size).to(options.device))
@@ -227,7 +228,7 @@ def checkpoint(options: Options) -> Iterator[Row]:
 
     calls: dict[str, Callable[[], object]] = {
         "copy to pinned memory": copy,
-        "what training waits for": lambda: take_snapshot(state, memory=kept),
+        "what training waits for": lambda: take_snapshot(state, open_folder(folder), "one", memory=kept),
         "torch.save, without waiting for the disk": torch_save,
         "save, until it is on the disk": lambda: save_checkpoint(state, str(folder / "two"), overwrite=True),
     }

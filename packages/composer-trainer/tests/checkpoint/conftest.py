@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 from torch import nn
+from xxhash import xxh3_128_hexdigest
 
 from composer.checkpoint import Manifest, save_checkpoint
 from composer.checkpoint.manifest import FileRecord
@@ -53,8 +54,9 @@ def sign(checkpoint):
     path = Path(checkpoint)
     manifest = Manifest.from_bytes((path / "manifest.json").read_bytes(), path)
     contents = {file.name: file.read_bytes() for file in path.iterdir() if file.name != "manifest.json"}
+    records = {name: FileRecord(len(content), xxh3_128_hexdigest(content)) for name, content in contents.items()}
     manifest.files.clear()
-    manifest.files.update({name: FileRecord.of([content]) for name, content in contents.items()})
+    manifest.files.update(records)
     (path / "manifest.json").write_bytes(manifest.to_bytes())
 
 

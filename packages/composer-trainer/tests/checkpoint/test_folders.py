@@ -58,7 +58,7 @@ class TestWrite:
         break_call(step, number)
 
         with pytest.raises(CheckpointSaveError, match=rf"{name} was not saved: {sentence}"):
-            take_snapshot(runs.make(batch=9)).write(folder, name, overwrite=True)
+            take_snapshot(runs.make(batch=9), folder, name).write(overwrite=True)
 
         monkeypatch.undo()
         assert names_in(folder.path) == ["ep1-ba5"]
@@ -78,7 +78,7 @@ class TestWrite:
 
         monkeypatch.setattr(os, "fsync", sync)
         monkeypatch.setattr(Path, "rename", rename)
-        take_snapshot(runs.make()).write(LocalFolder(tmp_path), "one")
+        take_snapshot(runs.make(), LocalFolder(tmp_path), "one").write()
 
         inodes = {path.stat().st_ino for path in [tmp_path / "one", *(tmp_path / "one").iterdir()]}
         place = order.index("rename")
@@ -102,11 +102,11 @@ class TestWrite:
         with monkeypatch.context() as patch:
             patch.setattr(Path, "rename", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                take_snapshot(runs.make(seed=1)).write(folder, "ep1-ba5", overwrite=True)
+                take_snapshot(runs.make(seed=1), folder, "ep1-ba5").write(overwrite=True)
 
         assert not (folder.path / "ep1-ba5").exists()
         assert verify_checkpoint(folder.path / path) == before
-        take_snapshot(runs.make(seed=1)).write(folder, "ep1-ba5", overwrite=True)
+        take_snapshot(runs.make(seed=1), folder, "ep1-ba5").write(overwrite=True)
         folder.tidy()
         assert names_in(folder.path) == ["ep1-ba5", "latest"]
         assert verify_checkpoint(folder.path / path) != before

@@ -33,15 +33,7 @@ def signed(**changes):
     return (json.dumps(data, sort_keys=True, indent=1) + "\n").encode()
 
 
-class TestFileRecord:
-    def test_checksums_match_other_implementations(self):
-        """The checksum matches another implementation, for any chunks."""
-        content = b"a checkpoint " * 1000
-        record = FileRecord.of([content[:7], memoryview(content)[7:]])
-
-        assert record.size == len(content)
-        assert record.xxh3_128 == xxhash.xxh3_128_hexdigest(content)
-
+class TestContent:
     def test_parts(self, monkeypatch):
         """A file has the XXH3 of all of it and of its blocks; also if it is read again."""
         monkeypatch.setattr(manifest, "BLOCK_BYTES", 4)

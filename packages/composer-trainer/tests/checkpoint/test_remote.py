@@ -218,7 +218,7 @@ class TestFailures:
 
         monkeypatch.setattr(RemoteFolder, "_upload", broken)
         with pytest.raises(CheckpointSaveError, match="one was not saved: ConnectionError: reset by peer"):
-            take_snapshot(runs.make()).write(RemoteFolder(url), "one")
+            take_snapshot(runs.make(), RemoteFolder(url), "one").write()
 
         assert not any(one.is_complete for one in find_checkpoints(url))
         assert _thread._count() < 50

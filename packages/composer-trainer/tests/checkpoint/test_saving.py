@@ -230,12 +230,12 @@ class Switching(torch.optim.SGD):
 
 
 class TestSnapshot:
-    def test_snapshot_is_independent(self, runs):
+    def test_snapshot_is_independent(self, runs, tmp_path):
         """A snapshot does not change while training continues."""
         state = runs.make()
         before = state.model[0].weight.detach().clone()
 
-        snapshot = take_snapshot(state)
+        snapshot = take_snapshot(state, LocalFolder(tmp_path), "one")
         state.model[0].weight.data.zero_()
         state.optimizers[0].param_groups[0]["lr"] = 99.0
 
@@ -280,12 +280,12 @@ class Group:
             writers = Writers(is_alone=False)
             writers.rank, writers.world_size, writers.saves, writers._messages._store = rank, 2, self.saves, self.store
             contents = {file: [memoryview(WEIGHT[4 * rank : 4 * rank + 4].numpy()).cast("B")] for file in files}
-            snapshots.append(Snapshot("one", {}, contents, manifest, layout, writers, self.timeout))
+            snapshots.append(Snapshot(self.folder, "one", {}, contents, manifest, layout, writers, self.timeout))
         return snapshots
 
-    def start(self, snapshot, name="one"):
+    def start(self, snapshot):
         """Start to write in a process."""
-        return self.threads.submit(snapshot.write, self.folder, name, finish=self.finished.append)
+        return self.threads.submit(snapshot.write, finish=self.finished.append)
 
     def errors(self, *tasks):
         """Return the reasons of errors, None where a process has succeeded."""

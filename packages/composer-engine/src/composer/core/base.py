@@ -48,6 +48,20 @@ class Algorithm(Serializable, ABC):
     A subclass declares where it runs and implements :meth:`apply`. It may override :meth:`match` to decide at run time;
     ``match`` of an algorithm without declared events is called at every event.
 
+    Attributes:
+        runs_at: The events at which it may run and its stage there.
+        reads: The fields that it reads: ``"batch.input"``, ``"batch.target"``, ``"outputs"``, ``"loss"``, ``"model"``,
+            … A plain set applies to all its events; :class:`FieldsByEvent` declares the fields of each event.
+        writes: The fields that it changes, in the same form.
+        surgery_report: The layers that it has replaced in the model; None if it replaces none, or has not run.
+        acted: How often it has changed something, if it counts that itself; otherwise the engine counts batches or
+            layers.
+        acts_in_training: Whether the layers that it has replaced act only in training; the engine then warns if none is
+            called there.
+        idle_reason: Why it may never have acted, and the remedy; the rest of a warning.
+        owns: The exclusive resources that only one algorithm of a run may own: ``"the weights used for evaluation"``.
+        interpolate_loss: Whether it blends losses instead of targets; two such algorithms cause a warning.
+
     Example:
         >>> from composer.core import Event, Stage
         >>> class HalveTheLoss(Algorithm):
@@ -60,34 +74,14 @@ class Algorithm(Serializable, ABC):
     """
 
     runs_at: ClassVar[Mapping[Event, Stage]] = {}
-    """The events at which it may run and its stage there."""
-
     reads: ClassVar[AbstractSet[str]] = frozenset()
-    """The fields that it reads: ``"batch.input"``, ``"batch.target"``, ``"outputs"``, ``"loss"``, ``"model"``, …
-
-    A plain set applies to all its events; :class:`FieldsByEvent` declares the fields of each event.
-    """
-
     writes: ClassVar[AbstractSet[str]] = frozenset()
-    """The fields that it changes, in the same form."""
-
     surgery_report: SurgeryReport | None = None
-    """The layers that this algorithm has replaced in the model; None if it replaces none, or has not run."""
-
     acted: int | None = None
-    """How often it has changed something, if it counts that itself; otherwise the engine counts batches or layers."""
-
     acts_in_training: bool = False
-    """Whether the layers that it has replaced act only in training; the engine then warns if none is called there."""
-
     idle_reason: str = "Train longer, choose other settings, or remove it."
-    """Why it may never have acted, and the remedy; the rest of a warning."""
-
     owns: ClassVar[AbstractSet[str]] = frozenset()
-    """The exclusive resources that only one algorithm of a run may own: ``"the weights used for evaluation"``."""
-
     interpolate_loss: bool = False
-    """Whether it blends losses instead of targets; two such algorithms cause a warning."""
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the events at which it runs with its settings; :attr:`runs_at` by default."""

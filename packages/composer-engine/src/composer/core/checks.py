@@ -48,14 +48,10 @@ def by_name(
     return validate
 
 
+# Validators of attrs, as those that the functions below return.
 is_flag = by_name(checks.check_flag)
-"""An attrs validator: only True and False are accepted, as every non-empty string is truthy."""
-
 is_string = by_name(checks.check_string)
-"""An attrs validator: a string of one character or more."""
-
 is_subset = by_name(checks.check_subset)
-"""An attrs validator: a number of batches, or -1 for all."""
 
 
 def number_between(

@@ -85,7 +85,6 @@ class Event(StrEnum):
     """
 
     place: str
-    """The place of the event in a loop."""
 
     def __new__(cls, value: str, place: str = "") -> Event:
         """Return the member with a value and its place in a loop."""

@@ -91,9 +91,7 @@ class Device(str):
 
     _device: torch.device
     type: str
-    """The type of the device: ``"cpu"``, ``"cuda"`` or ``"mps"``."""
     index: int | None  # type: ignore[assignment]  # torch's, not that of a string
-    """The index of the device; None if it has none."""
 
     def __new__(cls, device: torch.device | str) -> Device:
         """Return the device."""

@@ -163,6 +163,10 @@ class Logger:
         state: The state with the clock, which is the default for steps.
         destinations: One or several. The list ``logger.destinations`` can be changed later.
 
+    Attributes:
+        is_resumed: Whether this run continues an earlier one, from a checkpoint or from its beginning.
+        is_heard: Whether there is any destination.
+
     Example:
         >>> from composer.core import State
         >>> logger = Logger(State(model=None), destinations=[])
@@ -178,7 +182,6 @@ class Logger:
         self._state = state
         self._reported: set[tuple[int, str]] = set()
         self.is_resumed = False
-        """Whether this run continues an earlier one, from a checkpoint or from its beginning."""
         self._waiting: dict[int, _Waiting] = {}
         self._destinations = ObservableList(destinations, check_destination)
         self._destinations.on_change.append(self._listen)
@@ -188,7 +191,6 @@ class Logger:
         # Used at every step: iterating over an ObservableList takes longer.
         self._current = tuple(self._destinations)
         self.is_heard = bool(self._current)
-        """Whether there is any destination."""
 
     @property
     def destinations(self) -> ObservableList[LoggerDestination]:

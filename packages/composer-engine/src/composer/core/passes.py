@@ -26,11 +26,8 @@ Algorithms: TypeAlias = Sequence[Any]
 AlgorithmPass: TypeAlias = Callable[[Algorithms, Event], Algorithms]
 """``f(algorithms, event) -> algorithms``."""
 
-PassAt: TypeAlias = tuple[AlgorithmPass, int]
-"""A pass and its index among the passes."""
-
-Passes: TypeAlias = AlgorithmPass | PassAt | Sequence[AlgorithmPass | PassAt] | None
-"""Passes as the user passes them: one or several."""
+PassAt: TypeAlias = tuple[AlgorithmPass, int]  # and its index among the passes
+Passes: TypeAlias = AlgorithmPass | PassAt | Sequence[AlgorithmPass | PassAt] | None  # as the user passes them
 
 
 def sort_to_front(list_to_sort: Sequence[T], cls: type[Any]) -> Sequence[T]:

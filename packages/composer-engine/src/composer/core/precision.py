@@ -51,7 +51,6 @@ _ELSEWHERE = {
     **dict.fromkeys(("16", "16_mixed", "16_true", "fp16", "float16", "half", "amp", "mixed"), Precision.AMP_FP16),
     **dict.fromkeys(("fp8", "float8", "transformer_engine"), Precision.AMP_FP8),
 }
-"""The names of the precisions in other libraries."""
 
 
 def get_precision_context(precision: Precision | str, device_type: str | None = None) -> AbstractContextManager[object]:

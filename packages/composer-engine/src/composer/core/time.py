@@ -428,7 +428,6 @@ class Timestamp(StoredAsObject):
     """
 
     counts: Counts
-    """The counters as plain numbers."""
 
     def __init__(
         self,

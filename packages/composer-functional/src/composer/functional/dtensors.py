@@ -97,8 +97,8 @@ def local_parts(tensors: list[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a complete tensor with the sharding of another of its shape; the same tensor if that is not sharded.
+def shard_like(tensor: Any, like: Any) -> Any:
+    """Return a complete tensor with the sharding of another of its shape; any other value as it is.
 
     Every process passes the same tensor and keeps its part. Nothing is communicated.
 
@@ -107,11 +107,11 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
         >>> shard_like(tensor, torch.zeros(2)) is tensor
         True
     """
-    if not is_dtensor(like) or is_dtensor(tensor):
+    if not is_dtensor(like) or is_dtensor(tensor) or getattr(tensor, "shape", None) != like.shape:
         return tensor
     sharded: Any = torch.empty_like(like, dtype=tensor.dtype, requires_grad=False)
     sharded.to_local().copy_(tensor[own_region(sharded).slices])
-    return sharded  # type: ignore[no-any-return]
+    return sharded
 
 
 def own_region(tensor: Any) -> Region:

@@ -147,18 +147,12 @@ class FileRecord(Record):
         ValueError: A value is out of range.
 
     Example:
-        >>> FileRecord.of([b"content"])
-        FileRecord(size=7, xxh3_128='917e1274274fc195b27a2d2388d9568c')
+        >>> FileRecord(size=7, xxh3_128="917e1274274fc195b27a2d2388d9568c").size
+        7
     """
 
     size: int = attrs.field(validator=[ge(0), lt(1 << 62)])
     xxh3_128: str = attrs.field(validator=matches_re("[0-9a-f]{32}"))
-
-    @classmethod
-    def of(cls, pieces: Iterable[bytes | memoryview]) -> FileRecord:
-        """Return the record of a content that comes in pieces."""
-        content = b"".join(pieces)
-        return cls(len(content), xxhash.xxh3_128_hexdigest(content))
 
 
 @attrs.define(eq=False)

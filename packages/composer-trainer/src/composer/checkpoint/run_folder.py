@@ -191,11 +191,9 @@ class RunFolder:
         """Return the values of the best checkpoints of a run that exist; the best first."""
         if self.keep_best is None:
             return []
-        values = map(self.keep_best.value, self._own(folder, state.run_name, state.timestamp))
+        own = own_checkpoints(folder, state.run_name, state.timestamp, weights_only=self.weights_only)
+        values = map(self.keep_best.value, own)
         return self.keep_best.best_values(value for value in values if value is not None)
-
-    def _own(self, folder: Folder, run_name: str, until: Timestamp) -> list[FoundCheckpoint]:
-        return own_checkpoints(folder, run_name, until, weights_only=self.weights_only)
 
     def finish(self, folder: Folder, names: Names, manifest: Manifest) -> None:
         """List a written checkpoint, update the links to the latest and best, copy it, and delete old ones.
@@ -211,7 +209,7 @@ class RunFolder:
                 self._copy(folder, names, url)
             if self.keep_best is None and self.keep_last < 0:
                 return
-            own = self._own(folder, manifest.run_name, manifest.timestamp)
+            own = own_checkpoints(folder, manifest.run_name, manifest.timestamp, weights_only=self.weights_only)
             if self.keep_best is not None and (best := self.keep_best.best(own)):
                 self.best = best[0].path
                 self._link(folder, names.best, best[0].name)

@@ -280,29 +280,23 @@ class CheckpointSaver(Callback):
         folder = self.open_folder(names.folder)
         snapshot = self._snapshot(state, names, extra, folder)
         self._moment, self._pending = moment, snapshot
-        write = partial(
-            snapshot.write,
-            folder,
-            names.checkpoint,
-            overwrite=self.overwrite,
-            finish=partial(self._run_folder.finish, folder, names),
-        )
+        finish = partial(self._run_folder.finish, folder, names)
         with self._repeatable():
-            self._saving.start(write)
+            self._saving.start(partial(snapshot.write, overwrite=self.overwrite, finish=finish))
         if not self.background:
             self._wait()
 
     def _snapshot(self, state: State, names: Names, extra: Mapping[str, Any], folder: Folder) -> Snapshot:
         """Open the folder in rank 0, and return a copy of what this process writes; it fails in all or in none."""
-        path = folder.at(names.checkpoint)
-        with saving_in_all(path):
+        with saving_in_all(folder.at(names.checkpoint)):
             if state.rank == 0:
                 self._run_folder.open(folder, names, state, continues=self.continues)
         batch = int(state.timestamp.batch)
         return take_snapshot(
             state,
+            folder,
+            names.checkpoint,
             extra,
-            path=path,
             weights_only=self.weights_only,
             ignore_keys=self.ignore_keys,
             memory=self._memory,

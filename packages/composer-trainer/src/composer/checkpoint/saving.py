@@ -130,10 +130,9 @@ def _save(
     **options: Any,
 ) -> str:
     parent, name = split_path(fill_in_run(os.fspath(path), state, "A checkpoint's path"))
-    folder, name = open_folder(parent), _valid_name(name)
-    snapshot = take_snapshot(state, extra, path=folder.at(name), copy=False, **options)
-    snapshot.write(folder, name, overwrite=overwrite, makes_folder=True)
-    return folder.at(name)
+    snapshot = take_snapshot(state, open_folder(parent), _valid_name(name), extra, copy=False, **options)
+    snapshot.write(overwrite=overwrite, makes_folder=True)
+    return snapshot.path
 
 
 def checkpoint_name(pattern: str, state: State, parameter: str) -> str:
@@ -165,9 +164,10 @@ def _valid_name(name: str, parameter: str = "A checkpoint's name") -> str:
 
 def take_snapshot(
     state: State,
+    folder: Folder,
+    name: str,
     extra: Mapping[str, Any] | None = None,
     *,
-    path: str = "",
     weights_only: bool = False,
     ignore_keys: IgnoreKeys = None,
     copy: bool = True,
@@ -179,9 +179,10 @@ def take_snapshot(
 
     Args:
         state: The run.
+        folder: Where it will be written.
+        name: The checkpoint's name there.
         extra: More to save, by name: plain data and tensors, such as the position in the data. What belongs to the
             first process is named :data:`~composer.checkpoint.contents.PROCESS`, and to another ``OWN_PROCESS``.
-        path: The checkpoint, for errors.
         weights_only: Whether to save only the weights that the model is evaluated with, and what describes them.
         ignore_keys: What not to save.
         copy: Whether the run may change before the snapshot is written.
@@ -202,7 +203,7 @@ def take_snapshot(
         reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
     with block as may_differ:
-        with contextlib.nullcontext() if writers.is_alone else saving_in_all(path):
+        with contextlib.nullcontext() if writers.is_alone else saving_in_all(folder.at(name)):
             data: dict[str, Any] = {}
             tensors: dict[str, dict[str, Tensor]] = {}
             metadata: dict[str, dict[str, str]] = {}
@@ -234,24 +235,44 @@ def take_snapshot(
         versions={name: versions[name] for name in ("python", "torch", "composer-trainer")},
         metrics=metric_values(state, measured),
     )
-    return Snapshot(path, data, contents, manifest, layout, writers)
+    return Snapshot(folder, name, data, contents, manifest, layout, writers)
 
 
 @attrs.define(eq=False)
 class Snapshot:
     """What a process writes of a checkpoint; later changes of the run do not affect it, if the tensors are copies.
 
+    The first process leads a save, and the others follow; alone, it leads nobody::
+
+        first process                       each other process
+
+        begin a draft        -- draft -->   write its files to it
+        write its own files
+                            <-- written --  which files, or why it failed
+        commit the draft    -- outcome -->  return, or raise why the save failed
+        finish
+
+    If the first process fails or is interrupted, the outcome follows at once, also to processes that have no draft. All
+    raise the error of the lowest rank, or their own if that is it. A first process that fails to write waits for the
+    others before it removes the draft, to which they write.
+
     Args:
-        path: The checkpoint, for errors.
+        folder: Where to write it.
+        name: The checkpoint's name there.
         data: The content of :data:`STATE`, which the first process writes.
         contents: The contents of the files with this process's tensors, in pieces; or why there are none.
         manifest: The manifest without ``files``, which are added when they are written.
         layout: The layout without the checksums of the files.
         writers: The processes that write.
         timeout: Seconds to wait for other processes.
+
+    Attributes:
+        number: The number of the save, by which its messages differ from those of one that has failed.
+        until: The time until which to wait for other processes.
     """
 
-    path: str
+    folder: Folder
+    name: str
     data: Any
     contents: dict[str, list[memoryview]] | Exception
     manifest: Manifest
@@ -265,14 +286,17 @@ class Snapshot:
         self.number = self.writers.saves
         self.until = time.monotonic() + self.timeout + (_LONGER if self.writers.rank else 0.0)
 
+    @property
+    def path(self) -> str:
+        """The path or URL of the checkpoint."""
+        return self.folder.at(self.name)
+
     def limit_waiting(self, seconds: float) -> None:
         """Wait no longer than some seconds from now for other processes, which may have ended."""
         self.until = min(self.until, time.monotonic() + seconds)
 
     def write(
         self,
-        folder: Folder,
-        name: str,
         *,
         overwrite: bool = False,
         makes_folder: bool = False,
@@ -284,8 +308,6 @@ class Snapshot:
         collectives are used.
 
         Args:
-            folder: The folder.
-            name: The checkpoint's name.
             overwrite: Whether to replace another checkpoint of the name.
             makes_folder: Whether the folder may have to be created.
             finish: Called in the first process when the checkpoint is complete; the others do not wait for it, as it
@@ -295,37 +317,12 @@ class Snapshot:
             CheckpointSaveError: It could not be written, another checkpoint has the name, or a process has not written
                 its files in time. Existing checkpoints are unchanged.
         """
-        save = _JointSave(self, folder, name)
         if self.writers.rank == 0:
-            save.lead(finish, overwrite=overwrite, makes_folder=makes_folder)
+            self._lead(finish, overwrite=overwrite, makes_folder=makes_folder)
         else:
-            save.follow()
+            self._follow()
 
-
-@attrs.frozen
-class _JointSave:
-    """One save, which the first process leads and the others follow; alone, a process leads nobody.
-
-    ::
-
-        first process                       each other process
-
-        begin a draft        -- draft -->   write its files to it
-        write its own files
-                            <-- written --  which files, or why it failed
-        commit the draft    -- outcome -->  return, or raise why the save failed
-        finish
-
-    If the first process fails or is interrupted, the outcome follows at once, also to processes that have no draft. All
-    raise the error of the lowest rank, or their own if that is it. A first process that fails to write waits for the
-    others before it removes the draft, to which they write.
-    """
-
-    snapshot: Snapshot
-    folder: Folder
-    name: str
-
-    def lead(self, finish: Callable[[Manifest], object], *, overwrite: bool, makes_folder: bool) -> None:
+    def _lead(self, finish: Callable[[Manifest], object], *, overwrite: bool, makes_folder: bool) -> None:
         """Write the first process's files, wait for the others, and commit the checkpoint."""
         draft, own_error = "", None
         try:
@@ -336,7 +333,7 @@ class _JointSave:
             self._send_all("draft", Message(draft=draft))
             # The first process writes while the others do, and waits for them afterwards.
             own, own_error = self._try_to_write(draft)
-            others = range(1, self.snapshot.writers.world_size)
+            others = range(1, self.writers.world_size)
             written = [own, *(self._receive(f"written by {rank}", rank=rank) for rank in others)]
             outcome = next((message for message in written if message.error is not None), Message())
             if outcome.error is None:
@@ -353,9 +350,9 @@ class _JointSave:
             raise own_error or self._error_of(outcome)
         finish(manifest)
 
-    def follow(self) -> None:
+    def _follow(self) -> None:
         """Write this process's files to the draft that the first process has begun, and wait for the outcome."""
-        rank, error = self.snapshot.writers.rank, None
+        rank, error = self.writers.rank, None
         message = self._receive(f"draft for {rank}", f"outcome for {rank}")
         if message.draft:
             written, error = self._try_to_write(message.draft)
@@ -369,14 +366,14 @@ class _JointSave:
 
     def _error_of(self, message: Message) -> CheckpointSaveError:
         """Return the error of a process that has failed."""
-        return CheckpointSaveError(self.folder.at(self.name), str(message.error), outcome=message.outcome)
+        return CheckpointSaveError(self.path, str(message.error), outcome=message.outcome)
 
     def _try_to_write(self, draft: str) -> tuple[Message, Exception | None]:
         """Write this process's files, and return what to send to the first process, with the error if it failed."""
         try:
             return self._write_files(draft), None
         except Exception as error:  # noqa: BLE001  (raised when all know of it)
-            return Message.of(error, self.snapshot.writers.rank), error
+            return Message.of(error, self.writers.rank), error
 
     def _check_replaced(self, *, overwrite: bool) -> None:
         """Raise a CheckpointSaveError if what has the name must not be replaced: a checkpoint of another moment.
@@ -392,7 +389,7 @@ class _JointSave:
             raise CheckpointSaveError(folder.at(name), f"one of another release has its name: {error}") from None
         except CheckpointError:
             return
-        if not overwrite and _identity(existing) != _identity(self.snapshot.manifest):
+        if not overwrite and _identity(existing) != _identity(self.manifest):
             raise CheckpointSaveError(
                 folder.at(name),
                 f"there is one already, of run {existing.run_name!r} at batch "
@@ -402,13 +399,13 @@ class _JointSave:
 
     def _write_files(self, draft: str) -> Message:
         """Write this process's files, and return what the first process needs of them."""
-        contents = self.snapshot.contents
+        contents = self.contents
         if isinstance(contents, Exception):
             raise contents
         files = {file: Content(pieces) for file, pieces in contents.items()}
-        if self.snapshot.writers.rank == 0:
+        if self.writers.rank == 0:
             # Without spaces, which json adds in Python code that takes longer than all else for thousands of tensors.
-            data = json.dumps(self.snapshot.data, separators=(",", ":"), allow_nan=False).encode()
+            data = json.dumps(self.data, separators=(",", ":"), allow_nan=False).encode()
             files[STATE] = Content([memoryview(data)])
         for file, content in files.items():
             self.folder.put(self.name, draft, file, content)
@@ -420,26 +417,25 @@ class _JointSave:
     def _commit(self, draft: str, written: Sequence[Message]) -> Manifest:
         """Write the layout, and the manifest, which completes the checkpoint."""
         tensors = {file: one for message in written for file, one in message.tensors.items()}
-        content = Content([memoryview(self.snapshot.layout.to_bytes(tensors))])
+        content = Content([memoryview(self.layout.to_bytes(tensors))])
         self.folder.put(self.name, draft, LAYOUT, content)
         files = {file: record for message in written for file, record in message.files.items()}
-        manifest = attrs.evolve(self.snapshot.manifest, files=files | {LAYOUT: content.record})
+        manifest = attrs.evolve(self.manifest, files=files | {LAYOUT: content.record})
         self.folder.commit(self.name, draft, manifest)
         return manifest
 
     def _send_all(self, key: str, message: Message) -> None:
-        for rank in range(1, self.snapshot.writers.world_size):
+        for rank in range(1, self.writers.world_size):
             self._send(f"{key} for {rank}", message)
 
     def _send(self, key: str, message: Message) -> None:
-        # With the number of the save, so that a message of one that has failed is not taken for one of the next.
-        self.snapshot.writers.send(f"{self.snapshot.number}: {key}", message)
+        self.writers.send(f"{self.number}: {key}", message)
 
     def _receive(self, *keys: str, rank: int = 0) -> Message:
         """Return the message of a process under the first key that has one; its ``error`` is why none has, if so."""
-        numbered = [f"{self.snapshot.number}: {key}" for key in keys]
-        message = self.snapshot.writers.receive(numbered, lambda: self.snapshot.until)
-        silent = f"process {rank} has not answered in {self.snapshot.timeout:g} seconds; is it still running?"
+        numbered = [f"{self.number}: {key}" for key in keys]
+        message = self.writers.receive(numbered, lambda: self.until)
+        silent = f"process {rank} has not answered in {self.timeout:g} seconds; is it still running?"
         return message or Message(error=silent)
 
 

@@ -174,6 +174,9 @@ class TrainingSchedule:
         scale_schedule_ratio: The factor by which both are scaled.
         step_schedulers_every_batch: Whether all schedulers step after each batch.
 
+    Attributes:
+        end_of_part: The end that the last ``fit(duration=...)`` has set.
+
     Raises:
         TypeError: A scheduler is neither a torch scheduler nor a function.
         ValueError: A value is out of range.
@@ -186,7 +189,6 @@ class TrainingSchedule:
     max_duration: Time | None = attrs.field(init=False)
     stepped: SteppedSchedulers | None = attrs.field(default=None, init=False)
     end_of_part: Time | None = attrs.field(default=None, init=False)
-    """The end that the last ``fit(duration=...)`` has set."""
 
     @max_duration.default
     def _scale(self) -> Time | None:

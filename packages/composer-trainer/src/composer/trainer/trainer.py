@@ -243,9 +243,9 @@ class Trainer(Assembly):
         warn_of_mosaicml()
         arguments = dict(locals())
         settings = Settings.of(arguments)
-        self._dry_run = check_dry_run(fast_dev_run)
-        settings = dry_run_settings(settings, self._dry_run) if self._dry_run else settings
-        super().__init__(settings, given_arguments(Trainer, arguments))
+        dry_run = check_dry_run(fast_dev_run)
+        settings = dry_run_settings(settings, dry_run) if dry_run else settings
+        super().__init__(settings, given_arguments(Trainer, arguments), dry_run)
 
     if not TYPE_CHECKING:  # type checkers name what does not exist
 

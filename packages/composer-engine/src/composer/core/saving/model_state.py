@@ -136,19 +136,9 @@ def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
             # Of an expanded buffer several elements share their memory, and torch cannot copy into it.
             if without_repeats(buffer) is not buffer:
                 setattr(module, name, buffer.contiguous())
-    loaded = {
-        name: _sharded_like(saved[bare_name(name)], own)
-        for name, own in bare.state_dict().items()
-        if bare_name(name) in saved
-    }
+    named = [(name, bare_name(name), own) for name, own in bare.state_dict().items()]
+    loaded = {name: shard_like(saved[key], own) for name, key, own in named if key in saved}
     bare.load_state_dict(loaded, strict=False)
-
-
-def _sharded_like(value: Any, own: Any) -> Any:
-    """Return a saved tensor with the sharding of the run's own tensor of that shape; any other value as it is."""
-    if isinstance(value, Tensor) and isinstance(own, Tensor) and value.shape == own.shape:
-        return shard_like(value, own)
-    return value
 
 
 def _named_parameters(model: Any, optimizer: Optimizer) -> dict[str, Any]:
@@ -322,7 +312,7 @@ def _add_groups(model: Any, optimizer: Optimizer, saved: Sequence[dict[str, Any]
 def _load_named_state(parameters: Mapping[str, Tensor], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Load a saved state into an optimizer, whose parameters are passed by name."""
     loaded = {
-        name: {key: _sharded_like(value, parameters[name]) for key, value in values.items()}
+        name: {key: shard_like(value, parameters[name]) for key, value in values.items()}
         for name, values in saved["state"].items()
         if name in parameters
     }

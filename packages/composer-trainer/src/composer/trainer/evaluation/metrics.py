@@ -155,7 +155,6 @@ class SavedMetric(Record):
 
 
 SavedMetrics = dict[str, dict[str, SavedMetric]]
-"""The states of metrics by name, and by the path of each metric that they contain."""
 
 
 def save_metrics(metrics: Mapping[str, Any]) -> SavedMetrics:

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from composer.core.checks import bulleted, caller_level
 from composer.distributed import get_data_world_size
-from composer.loggers.hyperparameters import plain_settings
-from composer.loggers.hyperparameters import settings_of as declared_settings
+from composer.loggers.hyperparameters import plain_settings, settings_of
 from composer.trainer.schedules import known_steps
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def settings_of(
+def settings_of_run(
     state: State, loader: Any, sizes: Mapping[str, int], subset_num_batches: int, *, frozen: int
 ) -> dict[str, Any]:
     """Return the settings of a run by name.
@@ -77,7 +76,7 @@ def _described(one: Any) -> str:
     """Return the name of a class or function with its declared settings."""
     if one is None or inspect.isroutine(one):
         return str(getattr(one, "__qualname__", None))
-    settings = {name: value for name, value in plain_settings(declared_settings(one)).items() if value is not None}
+    settings = {name: value for name, value in plain_settings(settings_of(one)).items() if value is not None}
     if isinstance(one, functools.partial):
         settings, one = plain_settings(one.keywords), one.func
     if isinstance(one, LRScheduler) and (steps := known_steps(one)):

@@ -249,7 +249,7 @@ class ResumeState:
     def _find_settings(self) -> dict[str, Any]:
         batches, subset = self._data.batches, self._data.subset_num_batches
         loader, sizes = (None, {}) if batches is None else (batches.spec.dataloader, batches.place_reader.sizes)
-        settings = run_settings.settings_of(self._state, loader, sizes, subset, frozen=self._num_frozen)
+        settings = run_settings.settings_of_run(self._state, loader, sizes, subset, frozen=self._num_frozen)
         return settings | self._of_program
 
     def _modes(self) -> dict[str, bool] | None:

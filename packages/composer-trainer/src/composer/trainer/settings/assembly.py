@@ -39,22 +39,20 @@ class Assembly:
     Args:
         settings: The arguments of the trainer.
         given: Those to log: which are not defaults.
+        dry_run: The number of batches of each kind in a dry run, else 0.
 
     Raises:
         TypeError: An argument is of the wrong kind.
         ValueError: Two arguments contradict each other, or two algorithms cannot work together.
     """
 
-    _dry_run: int
-    """The number of batches of each kind in a dry run, else 0; ``Trainer`` sets it before it calls this constructor."""
-
-    def __init__(self, settings: Settings, given: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings, given: Mapping[str, Any], dry_run: int) -> None:
         components, compute, model = settings.components, settings.compute, settings.components.model
         # All arguments are checked before anything has an effect: seeds, process groups, files of loggers.
-        savers, displays = settings.check()
+        savers, displays = settings.make_observers()
         settings.console.set_log_level()
         self._data, self._evaluations, self._compute = settings.data, settings.evaluations, compute
-        self._parallel, self._schedule = settings.processes.parallel, settings.schedule
+        self._parallel, self._schedule, self._dry_run = settings.processes.parallel, settings.schedule, dry_run
         if compute.is_deterministic:
             configure_deterministic_mode()
         self._parallel.activate()
@@ -89,9 +87,9 @@ class Assembly:
         weakref.finalize(self, lambda close: (close() or bool)(), weakref.WeakMethod(self.engine.close))
         with self._closing_on_error():
             self._initialize(settings)
-        if self._dry_run:
+        if dry_run:
             # After its one short epoch.
-            reason = f"fast_dev_run={self._dry_run} is complete"
+            reason = f"fast_dev_run={dry_run} is complete"
             self.engine.on("epoch_checkpoint", lambda state, _: state.stop_training(reason))
 
     def _initialize(self, settings: Settings) -> None:

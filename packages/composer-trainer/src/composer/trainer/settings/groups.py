@@ -181,8 +181,8 @@ class Settings:
         )  # fmt: skip
         return cls(*[group(**own_arguments(group, arguments)) for group in groups])
 
-    def check(self) -> tuple[Sequence[Callback], Sequence[LoggerDestination]]:
-        """Make the callbacks that save checkpoints and the displays in the terminal, if all arguments fit together.
+    def make_observers(self) -> tuple[Sequence[Callback], Sequence[LoggerDestination]]:
+        """Return the callbacks that save checkpoints and the displays in the terminal, if all arguments fit together.
 
         Raises:
             TypeError: An argument is of the wrong kind.
