@@ -1,17 +1,20 @@
 """The data of an exact resume that is not in the state: the place in the data, metrics, generators, and given objects.
 
 A checkpoint contains it as ``extra``: values of the run (``_Saved``), and what belongs to the process
-(``_OfProcess``), which each process writes and reads itself.
-:class:`ResumeState` lives as long as the Trainer. Its ``to_save`` returns all that is saved. Loaded data is compared by
-``read`` before anything is loaded, and restored in two phases: in the constructor, ``restore_run`` restores what a
-``fit`` or a save may change before the training begins; ``begin`` restores the rest after ``FIT_START``, when the
-training data is there, which only ``fit`` may have. In between, a save contains the loaded data.
+(``_OfProcess``), which each process writes and reads itself. :class:`ResumeState` lives as long as the Trainer:
+
+- a save calls ``data_to_save``, which returns all of it, by name;
+- a load, in the constructor, calls ``read``, which compares saved data with the run, and then ``restore_run``, which
+  restores what a ``fit`` or a save may change before the training begins, and keeps the rest;
+- ``fit`` calls ``check_data`` with its training data, which the constructor may not have had, and, after ``FIT_START``,
+  ``begin``, which restores the rest. A save before that contains the loaded data;
+- the loop calls ``end``; ``fit(reset_time=True)`` calls ``forget``.
 
 As many processes as saved it (``world_size``), of which as many have the same samples (``tensor_parallel``), resume
 exactly. Others restore what does not depend on them: the place in an order that all processes share; draws differ.
 
 To save something more, add a field to ``_Saved`` or ``_OfProcess``, by whose type it is checked, with a default for
-earlier checkpoints, give it a value in ``_collect``, and restore it in one of the phases.
+earlier checkpoints, give it a value in ``to_save``, and restore it in ``restore_run`` or ``begin``.
 """
 
 from __future__ import annotations
@@ -84,20 +87,26 @@ class _OfProcess(Record):
     objects: SavedObjects
     rng: dict[str, Any]
 
+    def without(self, ignored: Collection[str]) -> _OfProcess:
+        """Return what is loaded: no generators of ignored parts and, without the clock, no place in the run."""
+        generators = {path: one for path, one in self.objects.generators.items() if not _is_ignored(path, ignored)}
+        changes: dict[str, Any] = {"data": None, "metrics": {}} if "timestamp" in ignored else {}
+        return attrs.evolve(self, objects=attrs.evolve(self.objects, generators=generators), **changes)
+
 
 @attrs.frozen
 class _Saved(Record):
-    """The data of :meth:`ResumeState.to_save`.
+    """The data of :meth:`ResumeState.to_save`, in the process that reads it.
 
     Attributes:
         clock_before: The clock before it was advanced last, by which intervals are due.
         interrupted: The labels of the evaluators of evaluations that are still due, by event.
         microbatch_size: The size that the search has found; None without a search.
-        process: What is saved of the first process; before a save, of this one.
+        process: What is saved of the first process.
         skipped_steps: How many steps were skipped because the loss scale was too large.
         tensor_parallel: How many processes had the same samples.
         world_size: How many processes there were.
-        own: What is saved of this process, unless it is the first, or there were not as many processes.
+        own: What is saved of this process; None if it is the first, or there were not as many processes.
         cooldown: The cool-down of the run; None before it.
         optimizers: The arguments of the optimizers, by key and group, as the program had set them.
         requires_grad: Which parameters of the model are trained, by name.
@@ -119,6 +128,15 @@ class _Saved(Record):
     requires_grad: dict[str, bool] = attrs.field(factory=dict)
     training: dict[str, bool] | None = None
     settings: dict[str, Any] = attrs.field(factory=dict)
+
+    def without(self, ignored: Collection[str], clock: Timestamp) -> _Saved:
+        """Return what is loaded: with ``"timestamp"`` ignored, a run at the beginning of an epoch at this clock."""
+        process, own = self.process.without(ignored), self.own and self.own.without(ignored)
+        changes: dict[str, Any] = {}
+        if "timestamp" in ignored:
+            of_run = {name: one for name, one in self.settings.items() if not name.startswith("train_dataloader")}
+            changes = {"clock_before": clock, "cooldown": None, "interrupted": {}, "settings": of_run}
+        return attrs.evolve(self, process=process, own=own, **changes)
 
     def of_this_process(self) -> _OfProcess | None:
         """Return what this process has saved; None unless as many processes saved, with the same samples in each."""
@@ -208,43 +226,43 @@ class ResumeState:
             for algorithm in state.algorithms:
                 algorithm.share_state(state)
         if weights_only:
-            return {"interrupted": self._interrupted()}
+            return {"interrupted": self._evaluations_due()}
         self._objects.report_changes()
         return self.to_save()
 
     def to_save(self) -> dict[str, Any]:
-        """Return all that is saved, by name; of what belongs to a process, that of this one.
+        """Return the values of ``_Saved`` by name; of what belongs to a process, that of this one, under its name.
 
-        Before :meth:`begin` it is what was loaded, of another number of processes that of the first one.
+        Before :meth:`begin` they are those that were loaded; of another number of processes, that of the first one.
         """
-        saved = self._collect() if self._loaded is None else self._loaded.saved
-        of_run = {field.name: getattr(saved, field.name) for field in attrs.fields(_Saved)}
-        own, first = of_run.pop(OWN_PROCESS), of_run.pop(PROCESS)
-        return of_run | {OWN_PROCESS if get_global_rank() else PROCESS: own or first}
-
-    def _collect(self) -> _Saved:
+        key = OWN_PROCESS if get_global_rank() else PROCESS
+        if self._loaded is not None:
+            loaded = self._loaded.saved
+            values = {field.name: getattr(loaded, field.name) for field in attrs.fields(_Saved)}
+            own, first = values.pop(OWN_PROCESS), values.pop(PROCESS)
+            return values | {key: own or first}
         state, batches = self._state, self._data.batches
-        this_process = _OfProcess(
+        of_process = _OfProcess(
             data=None if batches is None else batches.save(),
             loggers=self._logger.state_dict(),
             metrics=save_metrics(state.train_metrics),
             objects=self._objects.save(),
             rng=rng_state(state.device),
         )
-        return _Saved(
-            clock_before=state.previous_timestamp,
-            interrupted=self._interrupted(),
-            microbatch_size=state.device_train_microbatch_size if state.auto_microbatching else None,
-            process=this_process,
-            skipped_steps=self.skipped_steps,
-            tensor_parallel=get_tensor_parallel_size(),
-            world_size=get_world_size(),
-            cooldown=self.cooldown,
-            optimizers=self._optimizers,
-            requires_grad={name: one.requires_grad for name, one in _parameters(state.model)},
-            training=self._modes(),
-            settings=self._settings or self._find_settings(),
-        )
+        return {
+            "clock_before": state.previous_timestamp,
+            "cooldown": self.cooldown,
+            "interrupted": self._evaluations_due(),
+            "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
+            "optimizers": self._optimizers,
+            "requires_grad": {name: one.requires_grad for name, one in _parameters(state.model)},
+            "settings": self._settings or self._find_settings(),
+            "skipped_steps": self.skipped_steps,
+            "tensor_parallel": get_tensor_parallel_size(),
+            "training": self._modes(),
+            "world_size": get_world_size(),
+            key: of_process,
+        }
 
     def _find_settings(self) -> dict[str, Any]:
         batches, subset = self._data.batches, self._data.subset_num_batches
@@ -259,7 +277,7 @@ class ResumeState:
             return None
         return {name: module.training for name, module in _modules(model)}
 
-    def _interrupted(self) -> dict[Event, list[str]]:
+    def _evaluations_due(self) -> dict[Event, list[str]]:
         """Return the interrupted evaluations, and after the last batch that of the end, which is still ahead."""
         due: list[str] = []
         if self._is_training and self._is_at_end():
@@ -270,40 +288,25 @@ class ResumeState:
         end = self._state.max_duration
         return end is not None and self._state.has_reached(end)
 
-    def drop_interrupted(self, event: Event) -> None:
-        """Forget the interrupted evaluation at an event, as nothing of it is left to do."""
-        self.interrupted.pop(event, None)
-
     def read(self, saved: Mapping[str, Any], ignored: Collection[str], path: str) -> tuple[list[str], LoadExtra]:
         """Return the problems of saved data, none if a run can continue from it; and :meth:`restore_run` with it.
 
         Args:
             saved: The data of :meth:`to_save`.
-            ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
-            path: The checkpoint, for errors.
+            ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the run starts at the
+                beginning of an epoch, with metrics, evaluations and a cool-down of its own.
+            path: The checkpoint, for warnings and errors.
         """
         try:
-            record: _Saved = read(saved, _Saved, "extra")
+            record: _Saved = read(saved, _Saved, "extra").without(ignored, self._state.timestamp)
         except ValueError as error:
             parts = [path for path in ignored if path.startswith("extra/")]
             reason = f" Ignore {parts[0]!r} only together with all of 'extra'." if parts else ""
             return [f"{error}{reason} load_ignore_keys='extra' loads all else."], None
-        problems = self._check_process(record, is_continued="timestamp" not in ignored)
-        if not problems and "timestamp" not in ignored:
-            problems = _problems_of_place(record, self._data.batches)
+        problems = self._check_process(record) or _problems_of_place(record, self._data.batches)
         return problems, partial(self.restore_run, record, path, ignored)
 
-    def check_data(self, batches: Batches | None) -> None:
-        """Raise an error if the batches of a ``fit`` do not have the place of the loaded data.
-
-        All processes must call it. None stands for batches that begin with an epoch.
-        """
-        with failing_in_all_processes("Comparing train_dataloader with the checkpoint", ValueError):
-            loaded = self._loaded
-            if loaded is not None and (problems := _problems_of_place(loaded.saved, batches)):
-                raise CheckpointMismatchError(loaded.path, problems)
-
-    def _check_process(self, saved: _Saved, *, is_continued: bool) -> list[str]:
+    def _check_process(self, saved: _Saved) -> list[str]:
         """Return the problems of what this process has saved, or of what the first one has, if others saved."""
         own, problems = saved.of_this_process(), list[str]()
         path, process = "extra.process", saved.process if own is None else own
@@ -315,7 +318,7 @@ class ResumeState:
             check_rng_state(process.rng, self._state.device, f"{path}.rng")
         except ValueError as error:
             problems.append(str(error))
-        if own is not None and is_continued:
+        if own is not None:
             differences = check_metrics(self._state.train_metrics, own.metrics)
             problems += [f"{path}.metrics.{problem}" for problem in differences]
         return problems
@@ -324,21 +327,10 @@ class ResumeState:
         """Restore which parameters are trained, interrupted evaluations, the cool-down, and loggers; keep the rest.
 
         Args:
-            record: The saved data.
-            path: The checkpoint, for errors.
-            ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the run starts at the
-                beginning of an epoch, with metrics, evaluations and a cool-down of its own.
+            record: The saved data that is loaded.
+            path: The checkpoint, for warnings and errors.
+            ignored: The paths not to load, of which ``"optimizers"`` and those of the model count here.
         """
-        held = [one for one in (record.process, record.own) if one is not None]
-        for process in held:
-            for name in [name for name in process.objects.generators if _is_ignored(name, ignored)]:
-                del process.objects.generators[name]
-        if "timestamp" in ignored:
-            first, *own = (attrs.evolve(process, data=None, metrics={}) for process in held)
-            clock = self._state.timestamp
-            settings = {name: one for name, one in record.settings.items() if not name.startswith("train_dataloader")}
-            changes: dict[str, Any] = {"process": first, "own": own[0] if own else None, "settings": settings}
-            record = attrs.evolve(record, **changes, clock_before=clock, cooldown=None, interrupted={})
         self._loaded, self.cooldown, self.interrupted = _Loaded(record, path), record.cooldown, dict(record.interrupted)
         if "optimizers" not in ignored:
             self._warn_of_optimizers(record.optimizers)
@@ -363,6 +355,16 @@ class ResumeState:
                 "optimizer.param_groups after the Trainer is constructed:"
             )
             warnings.warn(bulleted(title, sorted(lines)), stacklevel=caller_level())
+
+    def check_data(self, batches: Batches | None) -> None:
+        """Raise an error if the batches of a ``fit`` do not have the place of the loaded data.
+
+        All processes must call it. None stands for batches that begin with an epoch.
+        """
+        with failing_in_all_processes("Comparing train_dataloader with the checkpoint", ValueError):
+            loaded = self._loaded
+            if loaded is not None and (problems := _problems_of_place(loaded.saved, batches)):
+                raise CheckpointMismatchError(loaded.path, problems)
 
     def begin(self) -> None:
         """Restore what :meth:`restore_run` has kept, the last of it draws; the epoch or its next batch follows."""
@@ -421,6 +423,10 @@ class ResumeState:
             "An exact resume requires the same number of processes and the same mesh.",
             stacklevel=caller_level(),
         )
+
+    def drop_interrupted(self, event: Event) -> None:
+        """Forget the interrupted evaluation at an event, as nothing of it is left to do."""
+        self.interrupted.pop(event, None)
 
     def end(self) -> None:
         """Note that the training has ended, or was stopped."""
