@@ -351,8 +351,9 @@ def evaluation_weights(state: Evaluated) -> Iterator[bool]:
     switching = [one for one in map(unwrapped, state.optimizers) if has_modes(one)]
     with contextlib.ExitStack() as stack:
         # One that is in evaluation mode already has been switched by an outer context.
-        for optimizer in filter(_is_in_training_mode, switching):
-            stack.enter_context(_averages_of(optimizer, state.model))
+        for optimizer in switching:
+            if any(group.get("train_mode", True) for group in optimizer.param_groups):
+                stack.enter_context(_averages_of(optimizer, state.model))
         blocks = [block for one in state.algorithms if (block := one.evaluation_weights(state)) is not None]
         for block in blocks:
             stack.enter_context(block)
@@ -367,10 +368,6 @@ def has_modes(optimizer: Any) -> bool:
         False
     """
     return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
-
-
-def _is_in_training_mode(optimizer: Optimizer) -> bool:
-    return any(group.get("train_mode", True) for group in optimizer.param_groups)
 
 
 @contextlib.contextmanager

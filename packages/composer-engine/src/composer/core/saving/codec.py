@@ -54,6 +54,30 @@ class _Mode(NamedTuple):
 
 _COPY, _ENCODE = _Mode(encodes=False), _Mode(encodes=True)
 
+_ATOMS = frozenset({bool, int, float, str})
+_SEQUENCES: Mapping[type, str] = {list: "", torch.Size: "$tuple", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
+_MAPPINGS: Mapping[type, str] = {Counter: "$counter", OrderedDict: "$ordered"}
+_FROM_LIST: Mapping[str, Callable[[list[Any]], Any]] = {
+    **{tag: kind for kind, tag in _SEQUENCES.items()},
+    "$dict": dict,
+    "$counter": lambda pairs: Counter(dict(pairs)),
+    "$ordered": OrderedDict,
+}
+_FLOATS = {str(value): value for value in (math.nan, math.inf, -math.inf)}
+_DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
+_CODECS: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "$time": (Time, Time.to_timestring, Time.from_timestring),
+    "$timestamp": (Timestamp, Timestamp.state_dict, Timestamp.from_state_dict),
+    "$timedelta": (dt.timedelta, dt.timedelta.total_seconds, lambda seconds: dt.timedelta(seconds=seconds)),
+    "$dtype": (torch.dtype, lambda dtype: str(dtype).removeprefix("torch."), _DTYPES.__getitem__),
+    "$device": (torch.device, str, torch.device),
+    "$path": (pathlib.PurePath, str, pathlib.Path),
+}
+_FROM_SCALAR: Mapping[str, Callable[[Any], Any]] = {
+    "$float": _FLOATS.__getitem__,
+    **{tag: one[2] for tag, one in _CODECS.items()},
+}
+
 
 class NotSerializableError(TypeError):
     """A value that is neither plain data nor a tensor cannot be saved; ``path`` is its place, ``reason`` the cause."""
@@ -194,9 +218,6 @@ def _encode(value: Any, place: Place, depth: int, mode: _Mode) -> Any:  # noqa: 
     return _encode_scalar(value, place, mode)
 
 
-_SEQUENCES: Mapping[type, str] = {list: "", torch.Size: "$tuple", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
-
-
 def _encode_mapping(mapping: Mapping[Any, Any], place: Place, depth: int, mode: _Mode) -> Any:
     kind: Any = type(mapping)
     tag = _MAPPINGS.get(kind)
@@ -214,9 +235,6 @@ def _encode_mapping(mapping: Mapping[Any, Any], place: Place, depth: int, mode: 
     if not mode.encodes:
         return dict(pairs) if tag is None else kind(dict(pairs))
     return dict(pairs) if is_json else {tag or "$dict": pairs}
-
-
-_MAPPINGS: Mapping[type, str] = {Counter: "$counter", OrderedDict: "$ordered"}
 
 
 def _encode_scalar(value: Any, place: Place, mode: _Mode) -> Any:
@@ -303,9 +321,6 @@ def _decode(data: Any, place: Place, depth: int, tensors: Mapping[str, Tensor], 
     raise _malformed(data, place)
 
 
-_ATOMS = frozenset({bool, int, float, str})
-
-
 def _malformed(data: Any, place: Place, reason: str = "") -> ValueError:
     return ValueError(f"{text_of(place)}: must be as split_tensors() writes it, got {shortened(data)}{reason}.")
 
@@ -331,14 +346,6 @@ def _decode_tagged(
         raise _malformed({tag: content}, place) from error
 
 
-_FROM_LIST: Mapping[str, Callable[[list[Any]], Any]] = {
-    **{tag: kind for kind, tag in _SEQUENCES.items()},
-    "$dict": dict,
-    "$counter": lambda pairs: Counter(dict(pairs)),
-    "$ordered": OrderedDict,
-}
-
-
 def _member(name: str, value: Any, place: Place) -> Any:
     """Return a member of an enumeration, or with a warning its value if no loaded module has the enumeration."""
     module, _, qualified = name.partition(":")
@@ -354,22 +361,6 @@ def _member(name: str, value: Any, place: Place) -> Any:
         stacklevel=2,
     )
     return value
-
-
-_FLOATS = {str(value): value for value in (math.nan, math.inf, -math.inf)}
-_DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
-_CODECS: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "$time": (Time, Time.to_timestring, Time.from_timestring),
-    "$timestamp": (Timestamp, Timestamp.state_dict, Timestamp.from_state_dict),
-    "$timedelta": (dt.timedelta, dt.timedelta.total_seconds, lambda seconds: dt.timedelta(seconds=seconds)),
-    "$dtype": (torch.dtype, lambda dtype: str(dtype).removeprefix("torch."), _DTYPES.__getitem__),
-    "$device": (torch.device, str, torch.device),
-    "$path": (pathlib.PurePath, str, pathlib.Path),
-}
-_FROM_SCALAR: Mapping[str, Callable[[Any], Any]] = {
-    "$float": _FLOATS.__getitem__,
-    **{tag: one[2] for tag, one in _CODECS.items()},
-}
 
 
 def text_of(place: Place) -> str:

@@ -37,7 +37,7 @@ from composer.trainer.data.objects import (
     load_objects,
     save_objects,
 )
-from composer.trainer.data.order import StatefulOrder, make_order
+from composer.trainer.data.order import make_order
 from composer.trainer.data.position import EpochPosition, PlaceReader
 from composer.trainer.data.seeding import draws_nothing
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from composer.trainer.data.order import DataOrder
 
 # The numbers of each tensor by which first batches are compared between processes.
-_COMPARED = 1000
+_COMPARED_NUMBERS = 1000
 
 
 class Batches:
@@ -129,7 +129,7 @@ class Batches:
         if get_world_size() > 1 and order.global_batch_size is None:
             warn_of_repeats(self._loader)
         _warn_of_workers(self._loader, order)
-        if isinstance(order, StatefulOrder):
+        if order.saves_itself:
             _warn_if_not_exact(self._loader)
 
     @property
@@ -250,7 +250,7 @@ class Batches:
         - All other loaders load the batches before the place again or, without ``spin``, begin the epoch again.
         """
         position = self.position
-        if isinstance(self._order, StatefulOrder) and saved.loader is not None:
+        if self._order.saves_itself and saved.loader is not None:
             self._order.load(saved.loader)
             # This process has no own batches left: in_step takes a copy of another process's, which does not count.
             # Iterated over, a loader at the end of its data may begin again.
@@ -426,7 +426,7 @@ def _warn_if_equal(batch: Batch | None) -> None:
     """
     tensors = [value for value in leaves(batch) if isinstance(value, torch.Tensor)]
     dense = [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
-    beginnings = [(tuple(tensor.shape), tensor.reshape(-1)[:_COMPARED].tolist()) for tensor in dense]
+    beginnings = [(tuple(tensor.shape), tensor.reshape(-1)[:_COMPARED_NUMBERS].tolist()) for tensor in dense]
     if all_agree(beginnings) and beginnings:
         warnings.warn(
             f"train_dataloader returned the same first batch in all {get_world_size()} processes, so that each "

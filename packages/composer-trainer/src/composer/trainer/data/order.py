@@ -20,6 +20,7 @@ import copy
 import hashlib
 import itertools
 import operator
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
         return StatefulOrder(loader, seed)
     # A subclass with its own __iter__ may use the sampler in any way, or not at all.
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        return DataOrder(loader, seed) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, seed)
+        return ListOrder(loader, seed) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, seed)
     if isinstance(loader.dataset, IterableDataset):
         return StreamOrder(loader, seed)
     _, sampler = _sampler_of(loader)
@@ -74,7 +75,7 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
 
 
 class DataOrder:
-    """Iterates over any epoch of a loader, from any place on; here of a list of batches.
+    """Iterates over any epoch of a loader, from any place on.
 
     It is called with the epoch and the place, which ``Batches`` and ``EpochPosition`` count. A place is a number of
     batches. Only with a ``DistributedSampler``, which gives each process a part of one order, is it the number of
@@ -86,20 +87,17 @@ class DataOrder:
 
     Attributes:
         skips: Whether an epoch can start in its middle without loading the batches before.
+        saves_itself: Whether the loader saves its own state, so that :meth:`save` and :meth:`load` are of use.
         place_distance: The distance between the places of two batches.
         usual: The number of samples in nearly all batches of this process; None if it is not known.
         global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
             otherwise None.
         as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed, as in MosaicML
             Composer; from the saved place.
-
-    Example:
-        >>> order = DataOrder([1, 2, 3], seed=17)
-        >>> list(order.begin(epoch=0, place=1)), order.end(place=1)
-        ([2, 3], 3)
     """
 
     skips = True
+    saves_itself = False
     place_distance = 1
     usual: int | None = None
     global_batch_size: int | None = None
@@ -108,43 +106,59 @@ class DataOrder:
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
 
+    @abstractmethod
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the batches of an epoch from a place on."""
-        del epoch
-        return iter(itertools.islice(self.loader, place, None)) if place else iter(self.loader)
 
     def end(self, place: int) -> int | None:
         """Return the place where an epoch that passes ``place`` ends; None if only the loader can show it."""
-        del place
-        return length_of(self.loader)
 
     def rewind(self) -> None:
         """Forget the order of an epoch, as another one begins now, or one continues at a saved place."""
 
     def save(self, *, in_epoch: bool) -> Any:
         """Return what a loader that saves itself continues from; else None."""
-        del in_epoch
+
+    def load(self, saved: Any) -> None:
+        """Let the next call of :meth:`begin` continue where :meth:`save` was called."""
 
     def close(self) -> None:
         """Stop the workers that the order has started."""
 
     def fingerprint(self, place: int) -> str | None:
         """Return a digest of the current epoch's order up to a place if it may differ in a resumed run; else None."""
-        del place
-        return None
 
     def sizes(self) -> dict[str, int]:
         """Return the known sizes on which the contents of the batches depend.
 
         Example:
-            >>> from torch.utils.data import DataLoader
-            >>> DataOrder(DataLoader(range(10), batch_size=4), seed=17).sizes()
+            >>> make_order(DataLoader(range(10), batch_size=4), seed=17).sizes()
             {'samples a batch': 4, 'samples': 10}
         """
         loader: Any = self.loader
         size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", 0)
         sizes = {"samples a batch": size, "samples": length_of(getattr(loader, "dataset", None))}
         return {name: number for name, number in sizes.items() if type(number) is int and number}
+
+
+class ListOrder(DataOrder):
+    """A list of batches.
+
+    Example:
+        >>> order = ListOrder([1, 2, 3], seed=17)
+        >>> list(order.begin(epoch=0, place=1)), order.end(place=1)
+        ([2, 3], 3)
+    """
+
+    def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
+        """Return the batches from a place on, the same in each epoch."""
+        del epoch
+        return itertools.islice(self.loader, place, None)
+
+    def end(self, place: int) -> int | None:
+        """Return the number of batches."""
+        del place
+        return length_of(self.loader)
 
 
 class OpaqueOrder(DataOrder):
@@ -155,9 +169,6 @@ class OpaqueOrder(DataOrder):
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         super().__init__(loader, seeding.seed_of_rank(seed))
-
-    def end(self, place: int) -> int | None:
-        """Return None, as only the loader can show its end."""
 
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the batches from a place on; those before it are loaded."""
@@ -187,6 +198,8 @@ class StatefulOrder(OpaqueOrder):
         _left: Whether the last iterator has not reached its end.
         _at_start: The states of the random generators at the start of the epoch.
     """
+
+    saves_itself = True
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         super().__init__(loader, seed)
@@ -392,7 +405,7 @@ class IndexedOrder(_CopiedOrder):
         """Return a digest of the epoch's keys before a place if the type of the sampler is unknown."""
         if not self._drawn or not place:
             return None
-        before = self._drawn[max(0, place - _COMPARED) : place]  # all of them would take long in each save
+        before = self._drawn[max(0, place - _COMPARED_KEYS) : place]  # all of them would take long in each save
         return hashlib.blake2b(repr(before).encode(), digest_size=8).hexdigest()
 
     def _iterate(self, epoch: int) -> Iterator[Batch]:
@@ -469,9 +482,6 @@ class StreamOrder(_CopiedOrder):
         self._stream = seeding.SeededStream(loader, self.seed, seed, skips=self.skips)
         self.loader.__dict__.update(dataset=self._stream, batch_sampler=None, collate_fn=_same)
 
-    def end(self, place: int) -> None:
-        """Return None, as only the loader can show its end."""
-
     def sizes(self) -> dict[str, int]:
         """Return the known sizes, and the number of workers, over which streams are usually split."""
         return {**super().sizes(), "workers": max(1, self.loader.num_workers)}
@@ -495,7 +505,7 @@ class StreamOrder(_CopiedOrder):
 
 # A sampler without a length, or with at least this one, is treated as endless: its order cannot be drawn in advance.
 _ENDLESS = 2**62
-_COMPARED = 1000
+_COMPARED_KEYS = 1000
 """How many of the last keys before a place show whether a sampler has drawn the same order again."""
 
 

@@ -91,10 +91,15 @@ class GivenObjects:
 
     def report_changes(self) -> None:
         """Warn, once for each, about changed attributes that are not saved."""
-        if self._changes is not None and get_global_rank() == 0:
-            changed = [path for path in self._changes.names() if path not in self._reported]
+        if self._changes is None or get_global_rank():
+            return
+        if changed := [path for path in self._changes.names() if path not in self._reported]:
             self._reported.update(changed)
-            _warn_of_changes(changed)
+            warnings.warn(
+                "A run that is resumed from this checkpoint may differ from one that is not interrupted, because these "
+                f"attributes are not saved:\n{', '.join(changed)}: changed since training began. {_REMEDY}",
+                stacklevel=2,
+            )
 
     def _components(self) -> dict[str, Any]:
         state = self._state
@@ -145,16 +150,6 @@ class Changes:
         # A new one, such as a cached length, has no value at construction to compare with.
         numbers = _numbers(self._objects)
         return changed + [path for path, before in self._numbers.items() if numbers.get(path) != before]
-
-
-def _warn_of_changes(changed: list[str]) -> None:
-    """Warn of changed attributes that are not saved."""
-    if changed:
-        warnings.warn(
-            "A run that is resumed from this checkpoint may differ from one that is not interrupted, because these "
-            f"attributes are not saved:\n{', '.join(changed)}: changed since training began. {_REMEDY}",
-            stacklevel=2,
-        )
 
 
 def _marks(objects: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

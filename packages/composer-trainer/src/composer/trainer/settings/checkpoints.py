@@ -95,24 +95,20 @@ class Loading:
             # Also without a checkpoint: loggers continue an earlier start of this run.
             engine.logger.load_state_dict({})
             newest = self._find_newest(folder, state)
-        is_newest = newest is not None
         # Rank 0 decides, as a program may know the path there only.
-        chosen = from_rank_zero(newest if self.path is None or is_newest else str(self.path))
-        if chosen is None:
+        path = from_rank_zero(newest if self.path is None or newest is not None else str(self.path))
+        if path is None:
             return
-        path = chosen if is_newest else chosen.replace("{run_name}", state.run_name).replace("{rank}", "0")
-
-        LoadRequest(
-            state,
-            weights_only=self.weights_only and not is_newest,
-            strict_model_weights=self.strict or is_newest,
-            ignore_keys=None if is_newest else self.ignore_keys,
-            exclude_algorithms=None if is_newest else self.exclude_algorithms,
-            algorithm_passes=passes,
-            logger=engine.logger,
-            read_extra=resume_state.read,
-        ).load_in_all_processes(agreed_source(latest_in(folder, path)))
-        if is_newest:
+        ways: dict[str, Any] = {}
+        if newest is None:
+            path = path.replace("{run_name}", state.run_name).replace("{rank}", "0")
+            ways = {"weights_only": self.weights_only, "strict_model_weights": self.strict}
+            ways |= {"ignore_keys": self.ignore_keys, "exclude_algorithms": self.exclude_algorithms}
+        request = LoadRequest(
+            state, algorithm_passes=passes, logger=engine.logger, read_extra=resume_state.read, **ways
+        )
+        request.load_in_all_processes(agreed_source(latest_in(folder, path)))
+        if newest is not None:
             clock = state.timestamp.counts
             _log.warning("autoresume: resuming from %s (epoch %d, batch %d).", newest, clock.epoch, clock.batch)
 
