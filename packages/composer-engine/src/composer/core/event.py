@@ -184,38 +184,38 @@ STEP_EVENTS = _ALL[_ALL.index(Event.BEFORE_DATALOADER) : _ALL.index(Event.BATCH_
 class Stage(IntEnum):
     """A kind of work. Within an event lower stages run first; within a stage the order of the user's list applies.
 
+    Attributes:
+        part: What is changed: ``"batch"``, ``"loss"``, ``"model"`` or ``"weights"``.
+        work: What an algorithm does there.
+
     Example:
-        >>> Stage.AUGMENT < Stage.MIX
-        True
+        >>> Stage.AUGMENT < Stage.MIX, Stage.MIX.part, Stage.MIX.work
+        (True, 'batch', 'blend samples with each other')
     """
 
-    SELECT = 10
-    """On the batch: choose which samples to train on."""
-    RESHAPE = 20
-    """On the batch: change the samples' size or length."""
-    AUGMENT = 30
-    """On the batch: change each sample by itself."""
-    MIX = 40
-    """On the batch: blend samples with each other."""
+    part: str
+    work: str
 
-    LABEL = 50
-    """On the loss: change the targets."""
-    LOSS = 60
-    """On the loss: change its value."""
+    def __new__(cls, order: int, part: str = "", work: str = "") -> Stage:
+        """Return the member with its place among the others."""
+        stage = int.__new__(cls, order)
+        stage._value_, stage.part, stage.work = order, part, work
+        return stage
 
-    ARCHITECTURE = 70
-    """On the model: replace blocks."""
-    NORMALIZATION = 80
-    """On the model: replace norms, or normalise weights."""
-    PRECISION = 90
-    """On the model: fused and low-precision norms."""
-    LAYOUT = 100
-    """On the model: memory format, and what is stored for the backward pass."""
+    SELECT = 10, "batch", "choose which samples to train on"
+    RESHAPE = 20, "batch", "change the samples' size or length"
+    AUGMENT = 30, "batch", "change each sample by itself"
+    MIX = 40, "batch", "blend samples with each other"
 
-    GRADIENT = 110
-    """On the weights: change gradients or the step."""
-    WEIGHTS = 120
-    """On the weights: change, freeze or average them."""
+    LABEL = 50, "loss", "change the targets"
+    LOSS = 60, "loss", "change its value"
 
-    UNDECLARED = 1000
-    """An algorithm without a declared stage: after all others."""
+    ARCHITECTURE = 70, "model", "replace blocks"
+    NORMALIZATION = 80, "model", "replace norms, or normalise weights"
+    PRECISION = 90, "model", "fused and low-precision norms"
+    LAYOUT = 100, "model", "memory format, and what is stored for the backward pass"
+
+    GRADIENT = 110, "weights", "change gradients or the step"
+    WEIGHTS = 120, "weights", "change, freeze or average them"
+
+    UNDECLARED = 1000, "", "anything, by an algorithm without a declared stage, after all others"

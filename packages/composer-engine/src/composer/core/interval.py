@@ -11,8 +11,7 @@ import attrs
 from composer.core.event import STEP_EVENTS, Event
 from composer.core.time import Time, Timestamp, TimeUnit
 
-Call: TypeAlias = Callable[[], object]
-"""A call at an event, without arguments."""
+Call: TypeAlias = Callable[[], object]  # at an event
 
 
 class Clock(Protocol):

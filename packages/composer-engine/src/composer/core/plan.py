@@ -50,13 +50,6 @@ _WITHOUT_STAGE = (
 Row = tuple[str, str, str, str]
 """Event, name, stage, reason."""
 
-_GROUPS: Mapping[str, range] = {
-    "batch": range(Stage.SELECT, Stage.MIX + 1),
-    "loss": range(Stage.LABEL, Stage.LOSS + 1),
-    "model": range(Stage.ARCHITECTURE, Stage.LAYOUT + 1),
-    "weights": range(Stage.GRADIENT, Stage.WEIGHTS + 1),
-}
-"""What the stages change, each with a colour."""
 _STYLE = """\
 .plan text { font: 12px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1f2328 }
 .plan .phase { font-style: italic } .plan .phase, .plan .what { fill: #59636e }
@@ -369,12 +362,12 @@ def _svg_lines(plan: Plan) -> Iterator[str]:
     if folded := plan.folded():
         body += [_text(_MARGIN, y + 15, f"Callbacks and loggers: {', '.join(folded)}", "what")]
         y += _LINE
-    colours = {_group(entry) for event in plan.entries for entry in plan.shown_at(event)}
+    stages = sorted({entry.stage for event in plan.entries for entry in plan.shown_at(event) if entry.stage})
     x = float(_MARGIN)
-    for group in [group for group in _GROUPS if group in colours]:
-        body += [f'<rect class="{group}" x="{x:g}" y="{y + 4}" width="14" height="14" rx="3"/>']
-        body += [_text(x + 20, y + 15, f"changes the {group}", "what")]
-        x = round(x + 40 + _CHARACTER * len(f"changes the {group}"), 1)
+    for part in dict.fromkeys(stage.part for stage in stages if stage.part):
+        body += [f'<rect class="{part}" x="{x:g}" y="{y + 4}" width="14" height="14" rx="3"/>']
+        body += [_text(x + 20, y + 15, f"changes the {part}", "what")]
+        x = round(x + 40 + _CHARACTER * len(f"changes the {part}"), 1)
     y += _LINE if x > _MARGIN else 0
     title = ", ".join(one.name for one in plan.algorithms) or "callbacks and loggers"
     height = y + _MARGIN // 2
@@ -405,16 +398,13 @@ def _row(name: str, entries: Sequence[Entry], x: float, y: int) -> tuple[list[st
         width = round(2 * _PADDING + _CHARACTER * len(entry.key + what), 1)
         if left + width > _WIDTH - _MARGIN and left > _CALLS:
             left, y = float(_CALLS), y + _LINE
-        lines.append(f'<rect class="{_group(entry)}" x="{left:g}" y="{y}" width="{width:g}" height="{_BOX}" rx="5"/>')
+        colour = (entry.stage and entry.stage.part) or "other"
+        lines.append(f'<rect class="{colour}" x="{left:g}" y="{y}" width="{width:g}" height="{_BOX}" rx="5"/>')
         label = f'{escape(entry.key)}<tspan class="what">{escape(what)}</tspan>'
         reason = f"<title>{escape(entry.why)}</title>" if entry.why else ""
         lines.append(f'<text x="{left + _PADDING:g}" y="{y + 15}" xml:space="preserve">{label}{reason}</text>')
         left = round(left + width + 6, 1)
     return lines, y + _LINE
-
-
-def _group(entry: Entry) -> str:
-    return next((group for group, stages in _GROUPS.items() if entry.stage in stages), "other")
 
 
 def _text(x: float, y: int, text: str, kind: str = "") -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 import secrets
-import sys
 
 import torch
+
+from composer.core.saving.randomness import seed_globals
 
 __all__ = ["configure_deterministic_mode", "get_random_seed", "seed_all"]
 
@@ -42,10 +42,8 @@ def seed_all(seed: int) -> None:
         True
     """
     choose_seed(seed)
-    random.seed(seed)
     torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
+    seed_globals(seed)
 
 
 def choose_seed(seed: int | None) -> int:
