@@ -1,4 +1,4 @@
-"""The plan: what runs at which event, in which order and why, as a table, a drawing and data."""
+"""The plan: what runs at which event, in which order and why, as a table and data; ``composer.drawing`` draws it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import functools
 import json
 import textwrap
 from collections.abc import Callable
-from html import escape
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from composer.core.event import Event, Stage
+from composer.drawing import Box, Phase, draw_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from composer.core.base import Algorithm, Callback
     from composer.core.observable_list import ObservableList
@@ -49,23 +49,6 @@ _WITHOUT_STAGE = (
 
 Row = tuple[str, str, str, str]
 """Event, name, stage, reason."""
-
-_STYLE = """\
-.plan text { font: 12px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1f2328 }
-.plan .phase { font-style: italic } .plan .phase, .plan .what { fill: #59636e }
-.plan .paper { fill: #ffffff; stroke: #d1d9e0 } .plan .loop { stroke: #d1d9e0; stroke-width: 2 }
-.plan .batch { fill: #cfe3fb } .plan .loss { fill: #fbe3b8 } .plan .model { fill: #e2d6f9 } \
-.plan .weights { fill: #cdeed3 } .plan .other { fill: #e8ebef }
-@media (prefers-color-scheme: dark) {
-.plan text { fill: #e6edf3 } .plan .phase, .plan .what { fill: #9aa5b1 }
-.plan .paper { fill: #14181e; stroke: #3d444d } .plan .loop { stroke: #3d444d }
-.plan .batch { fill: #1c4069 } .plan .loss { fill: #5f4305 } .plan .model { fill: #463073 } \
-.plan .weights { fill: #1d4f2b } .plan .other { fill: #30363d }
-}"""
-_WIDTH, _MARGIN, _EVENTS, _CALLS = 820, 16, 20, 270
-"""The width of the drawing, its margin, the indentation of events, and the left edge of the boxes, in pixels."""
-_LINE, _BOX, _INDENT, _CHARACTER, _PADDING = 30, 22, 14, 7.3, 8
-"""The heights of a line and a box, the indentation of a loop, and the widths of a character and a box's padding."""
 
 
 @attrs.frozen(eq=False)
@@ -237,13 +220,27 @@ class Plan:
 
     def to_svg(self) -> str:
         """Return a drawing of the plan as SVG: the events of the loop with the components that run there."""
-        return "\n".join(_svg_lines(self))
+        phases = [
+            Phase(name, depth, [(event.value, _boxes(entries)) for event, entries in shown if entries])
+            for name, depth, shown in _by_phase(self)
+        ]
+        title = ", ".join(one.name for one in self.algorithms) or "callbacks and loggers"
+        return draw_plan(title, phases, _boxes(self.shown_everywhere()), self.folded())
 
     def _repr_svg_(self) -> str:  # the method that notebooks call
         return self.to_svg()
 
     def __str__(self) -> str:
         return "\n".join(_text_lines(self))
+
+
+def _boxes(entries: Iterable[Entry]) -> list[Box]:
+    """Return what is drawn of calls."""
+    boxes = []
+    for entry in entries:
+        often = "" if entry.every is None else f" every {entry.every}"
+        boxes.append(Box(entry.key, entry.what + often, entry.why, "" if entry.stage is None else entry.stage.part))
+    return boxes
 
 
 def _text_lines(plan: Plan) -> Iterator[str]:
@@ -347,65 +344,3 @@ def _line(row: Row, widths: Sequence[int], indent: int) -> str:
     return "  ".join(
         [first, *(f"{cell:<{width}}" for cell, width in zip(cells, [*widths[1:], 0], strict=True))]
     ).rstrip()
-
-
-def _svg_lines(plan: Plan) -> Iterator[str]:
-    """Yield the lines of an SVG: the phases of the loop, their events, and a box for each call."""
-    body, y = [], _MARGIN
-    for phase, depth, shown in _by_phase(plan):
-        if rows := [row for row in shown if row[1]]:
-            lines, y = _phase(phase, rows, _MARGIN + depth * _INDENT, y)
-            body += lines
-    if everywhere := plan.shown_everywhere():
-        lines, y = _row("at every event", everywhere, _MARGIN, y)
-        body += lines
-    if folded := plan.folded():
-        body += [_text(_MARGIN, y + 15, f"Callbacks and loggers: {', '.join(folded)}", "what")]
-        y += _LINE
-    stages = sorted({entry.stage for event in plan.entries for entry in plan.shown_at(event) if entry.stage})
-    x = float(_MARGIN)
-    for part in dict.fromkeys(stage.part for stage in stages if stage.part):
-        body += [f'<rect class="{part}" x="{x:g}" y="{y + 4}" width="14" height="14" rx="3"/>']
-        body += [_text(x + 20, y + 15, f"changes the {part}", "what")]
-        x = round(x + 40 + _CHARACTER * len(f"changes the {part}"), 1)
-    y += _LINE if x > _MARGIN else 0
-    title = ", ".join(one.name for one in plan.algorithms) or "callbacks and loggers"
-    height = y + _MARGIN // 2
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" class="plan" role="img" viewBox="0 0 {_WIDTH} {height}">'
-    yield f"<title>Plan of {escape(title)}</title>"
-    yield f"<style>{_STYLE}</style>"
-    yield f'<rect class="paper" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="8"/>'
-    yield from body
-    yield "</svg>"
-
-
-def _phase(phase: str, rows: Sequence[tuple[Event, Sequence[Entry]]], x: float, y: int) -> tuple[list[str], int]:
-    """Return the lines of a phase that begins at ``y``, and where it ends."""
-    lines, begin = [_text(x + 8, y + 15, phase, "phase")], y
-    y += _LINE - 4
-    for event, entries in rows:
-        row, y = _row(event.value, entries, x + _EVENTS, y)
-        lines += row
-    return [f'<path class="loop" d="M{x:g} {begin + 3}V{y - 5}"/>', *lines], y + 4
-
-
-def _row(name: str, entries: Sequence[Entry], x: float, y: int) -> tuple[list[str], int]:
-    """Return the lines of an event with its boxes, which continue on the next line if they are too wide."""
-    lines, left = [_text(x, y + 15, name)], float(_CALLS)
-    for entry in entries:
-        often = "" if entry.every is None else f" every {entry.every}"
-        what = f" {entry.what}{often}"
-        width = round(2 * _PADDING + _CHARACTER * len(entry.key + what), 1)
-        if left + width > _WIDTH - _MARGIN and left > _CALLS:
-            left, y = float(_CALLS), y + _LINE
-        colour = (entry.stage and entry.stage.part) or "other"
-        lines.append(f'<rect class="{colour}" x="{left:g}" y="{y}" width="{width:g}" height="{_BOX}" rx="5"/>')
-        label = f'{escape(entry.key)}<tspan class="what">{escape(what)}</tspan>'
-        reason = f"<title>{escape(entry.why)}</title>" if entry.why else ""
-        lines.append(f'<text x="{left + _PADDING:g}" y="{y + 15}" xml:space="preserve">{label}{reason}</text>')
-        left = round(left + width + 6, 1)
-    return lines, y + _LINE
-
-
-def _text(x: float, y: int, text: str, kind: str = "") -> str:
-    return f'<text{f" class={chr(34)}{kind}{chr(34)}" if kind else ""} x="{x:g}" y="{y}">{escape(text)}</text>'
