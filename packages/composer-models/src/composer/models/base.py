@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -303,13 +304,19 @@ def compute_loss(
         else:
             remedy = f"Class ids run from 0 to {shape[1] - 1}{remedy}"
         raise ValueError(f"The target does not fit the scores of shape {shape}: {cause} {remedy}") from error
-    if loss_fn is soft_cross_entropy and not target.is_floating_point():  # the usual case needs no function call
-        return loss.where(target.ne(-100).any(), 0.0)
-    return zero_without_terms(loss, count_terms(loss_fn, target))
+    return zero_without_terms(loss, lambda: count_terms(loss_fn, target))
 
 
-def zero_without_terms(loss: Tensor, terms: Tensor | None) -> Tensor:
-    """Return a mean over terms, and 0 instead of NaN if there is none; its gradients are 0 then, too."""
+def zero_without_terms(loss: Tensor, count: Callable[[], Tensor | None]) -> Tensor:
+    """Return a mean over terms, and 0 instead of NaN if there is none; its gradients are 0 then, too.
+
+    The terms are counted if they may be needed: a mean in the memory of the CPU is looked at first, which takes less
+    time than an operation. For one on another device the look would wait until the device has computed it.
+    """
+    is_at_hand = type(loss) is Tensor and loss.is_cpu and not torch.compiler.is_compiling()
+    if is_at_hand and (loss.ndim > 0 or not math.isnan(loss.item())):
+        return loss
+    terms = count()
     return loss if terms is None else loss.where(terms != 0, 0.0)  # also NaN as the weight of a class stays
 
 

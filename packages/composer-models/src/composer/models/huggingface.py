@@ -204,7 +204,7 @@ class HuggingFaceModel(PhaseMetricsModel):
                 return loss
             if seen is not None:
                 loss = self._correct_loss(own, lambda: self._task_loss(outputs, seen, reduction), loss)
-        return zero_without_terms(loss, self.count_loss_terms(batch))
+        return zero_without_terms(loss, lambda: self.count_loss_terms(batch))
 
     def _smooths_labels(self) -> bool:
         return getattr(self.config, "problem_type", None) in {None, "single_label_classification"}
