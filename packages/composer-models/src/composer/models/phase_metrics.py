@@ -85,6 +85,8 @@ class PairModel(PhaseMetricsModel):
         return self._modules["module"](input)  # type: ignore[misc]
 
     def _pair(self, batch: Any) -> tuple[Any, Tensor]:
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:  # without another call in each step
+            return batch[0], batch[1]
         return pair_of(batch, type(self).__name__, self._pair_names)
 
 
