@@ -95,7 +95,7 @@ class BatchGradients:
         self._elements = Elements(state.model, self._spec, by_tokens=self._by_tokens)
         self._usual = self._batches.usual if self._elements.are_usual else None
         self._is_unchecked = True
-        self.num_samples = 0
+        self.num_samples = self._counted_samples = 0
         self.share = BatchShare()
         self.weights: BatchWeights | None = None
 
@@ -112,7 +112,8 @@ class BatchGradients:
     def set_batch(self, batch: Batch) -> None:
         """Make this the batch of the state: the one that ``batches`` returned last."""
         self.num_samples = self._spec.get_num_samples_in_batch(batch)
-        self._state.batch, self._state.batch_counts = batch, self._batches.position.last_batch_counts
+        self._state.batch, self._state.batch_counts = batch, (counts := self._batches.position.last_batch_counts)
+        self._counted_samples = self.num_samples if counts else 0
 
     def totals(self) -> BatchShare | GlobalBatch:
         """Return the counts of the batch in all processes; those of this one, if it is the only one.
@@ -174,10 +175,9 @@ class BatchGradients:
 
     def _count(self, microbatches: int, *, on_device: bool) -> None:
         """Count what this process has in the batch and requests of all, and send it to the others."""
-        state, parallel = self._state, self._parallel
+        state, parallel, samples = self._state, self._parallel, self._counted_samples
         # The samples that were read, whose number is the position in the data, also if algorithms have selected none of
         # them and cleared batch_counts; and the tokens that are trained on, as algorithms may have shortened sequences.
-        samples = self.num_samples if self._batches.position.last_batch_counts else 0
         tokens = self._spec.get_num_tokens_in_batch(state.batch) if samples else 0
         stop = 2 if self._signals.received is not None else int(state.stop_reason is not None)
         self.share = share = BatchShare(samples, tokens, samples, microbatches, stop=stop, on_device=on_device)
