@@ -310,8 +310,8 @@ def compute_loss(
 def zero_without_terms(loss: Tensor, count: Callable[[], Tensor | None]) -> Tensor:
     """Return a mean over terms, and 0 instead of NaN if there is none; its gradients are 0 then, too.
 
-    The terms are counted if they may be needed: a mean in the memory of the CPU is looked at first, which takes less
-    time than an operation. For one on another device the look would wait until the device has computed it.
+    The terms are counted if they may be needed: a mean in the memory of the CPU is read first, which takes less
+    time than an operation. Reading one on another device would wait until the device has computed it.
     """
     is_at_hand = type(loss) is Tensor and loss.is_cpu and not torch.compiler.is_compiling()
     if is_at_hand and (loss.ndim > 0 or not math.isnan(loss.item())):
