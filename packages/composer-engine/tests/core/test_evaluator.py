@@ -1,5 +1,7 @@
 """Evaluators, metric values, and the weights for evaluation."""
 
+import copy
+
 import pytest
 import torch
 from torch import distributed, nn
@@ -329,9 +331,11 @@ def test_nearest_metric(name, expected):
 
 
 def test_metrics_of_one_evaluator_are_items():
-    """Programs for MosaicML Composer iterate over metrics; a copy has only what was recorded."""
+    """Programs for MosaicML Composer iterate over metrics in order; a copy has only what was recorded."""
     values = MetricValues()
-    values.record("easy", {"Accuracy": 0.9, "Loss": 1.2})
+    values.record("easy", {"Loss": 1.2, "Accuracy": 0.9})
+    assert list(values.items()) == [("Loss", 1.2), ("Accuracy", 0.9)]
+    assert dict(copy.deepcopy(values)) == {"easy": {"Accuracy": 0.9, "Loss": 1.2}}
     values.record("hard", {"Accuracy": 0.5})
 
     assert list(values.keys()) == ["easy", "hard", "Loss"]

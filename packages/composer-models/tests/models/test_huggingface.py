@@ -564,6 +564,33 @@ class TestGenerate:
                 break
         assert tokens.tolist() == decoded.tolist()
 
+    @pytest.mark.parametrize("kind", ["gpt2", "t5"])
+    def test_answers_to_prompts(self, kind, make_model, make_batch, tokenizer):
+        """A batch of prompts is evaluated with the texts that follow them, and lists of right answers as labels."""
+
+        class Asked(Metric):
+            needs_batch = True
+
+            def update(self, batch, outputs, labels):
+                self.seen = outputs, labels
+
+            def compute(self):
+                return torch.tensor(0.0)
+
+        model, metric = HuggingFaceModel(make_model(kind), tokenizer), Asked()
+        prompts = make_batch(kind, count=2)["input_ids"][:, :5]
+        settings = {"max_new_tokens": 3, "do_sample": False}
+        batch = {"mode": "generate", "input_ids": prompts, "labels": [["a"], ["b"]], "generation_kwargs": settings}
+        batch["attention_mask"] = torch.ones_like(prompts)
+
+        model.update_metric(batch, model.eval_forward(batch), metric)
+
+        tokens = model.generate(prompts, attention_mask=torch.ones_like(prompts), **settings)
+        answers = tokens if kind == "t5" else tokens[:, 5:]
+        assert metric.seen == ([tokenizer.decode(one, skip_special_tokens=True) for one in answers], [["a"], ["b"]])
+        with pytest.raises(ValueError, match="needs a tokenizer"):
+            HuggingFaceModel(model.model).eval_forward(batch)
+
     def test_padding_comes_from_the_tokenizer(self, make_model, make_batch, tokenizer):
         """A left-padded prompt is continued as alone; finished sequences are padded."""
         model = HuggingFaceModel(make_model("gpt2", pad_token_id=None), tokenizer)

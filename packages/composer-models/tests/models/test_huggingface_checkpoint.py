@@ -228,6 +228,30 @@ class TestFromCheckpoint:
 
         assert type(model.config) is CustomConfig
 
+    def test_a_file_of_composer(self, make_model, make_batch, tokenizer, tmp_path):
+        """The same logits and tokens; configuration and tokenizer are the data of their files."""
+        bare, batch, path = make_model("gpt2"), make_batch("gpt2"), tmp_path / "ep1-ba2-rank0.pt"
+        tokenizer.save_pretrained(tmp_path / "tokenizer")
+        files = {
+            one.name: {"file_extension": ".json", "content": json.loads(one.read_text())}
+            for one in (tmp_path / "tokenizer").glob("*.json")
+        }
+        named = f"{type(bare).__module__}.{type(bare).__qualname__}"
+        config = {"file_extension": ".json", "content": bare.config.to_dict(), "class": named}
+        described = {"model": {"config": config}, "tokenizer": files}
+        weights = {f"model.{name}": value for name, value in bare.state_dict().items()}
+        state = {"model": weights, "optimizers": {"AdamW": {"param_groups": [{}]}}, "algorithms": [("EMA", {})]}
+        torch.save({"state": {**state, "integrations": {"huggingface": described}}, "rng": []}, path)
+
+        model, tokens = HuggingFaceModel.hf_from_composer_checkpoint(path)
+
+        assert torch.equal(_logits(model, batch), _logits(bare, batch))
+        assert tokens.get_vocab() == tokenizer.get_vocab()
+        described["model"]["peft_config"] = {"r": 4}
+        torch.save({"state": {**state, "integrations": {"huggingface": described}}, "rng": []}, path)
+        with pytest.raises(ValueError, match=r"rank0.pt is no checkpoint .*: it has adapters: load it into"):
+            HuggingFaceModel.hf_from_composer_checkpoint(path)
+
     def test_remote(self, make_model, make_batch, tokenizer, save, tmp_path):
         """A remote folder is downloaded to the given path."""
         bare, batch = make_model("gpt2"), make_batch("gpt2")

@@ -65,9 +65,12 @@ def test_an_evaluator_without_data():
         small_run(eval_dataloader=evaluator)
 
 
-def test_an_empty_save_interval():
-    """Without a folder to save to, the interval is not read."""
+def test_an_empty_save_interval(tmp_path):
+    """Without a folder to save to, the interval is not read; with one nothing is saved, with a warning."""
     assert trained(save_interval="").state.timestamp.epoch == 1
+    with pytest.warns(UserWarning, match="save_interval='' saves no checkpoints: write '1ep'"):
+        trained(save_folder=tmp_path, save_interval="")
+    assert [path.name for path in tmp_path.glob("[!.]*")] == []
 
 
 def test_processes_without_a_device():

@@ -2,6 +2,7 @@
 
 import enum
 import inspect
+import time
 
 import pytest
 import torch
@@ -19,12 +20,13 @@ from composer.callbacks import (
 )
 from composer.callbacks import load_checkpoint as module
 from composer.checkpoint import CheckpointError
+from composer.checkpoint.saving import Snapshot
 from composer.compat.stores import RemoteUploaderDownloader
 from composer.core import Callback, DataSpec, Evaluator, Time, TimeUnit
 from composer.core.saving.saved_state import StateMismatchError
 from composer.loggers import MLFlowLogger
 from composer.models import ComposerClassifier, HuggingFaceModel
-from fixtures import make_classifier, make_loader, small_run
+from fixtures import make_classifier, make_loader, small_run, trained
 
 
 class Kind(enum.Enum):
@@ -336,3 +338,27 @@ def test_a_trainer_that_is_not_closed():
     del trainer
 
     assert closed == [2]
+
+
+def test_the_loader_and_the_metrics_of_a_state():
+    """A callback reads the loader itself, and a program prints the metrics in the order in which the model has them."""
+    loader = make_loader()
+    trainer = trained(train_dataloader=loader, eval_dataloader=make_loader())
+
+    with pytest.warns(DeprecationWarning, match="state._train_dataloader is a former name: read state.train_dataload"):
+        assert trainer.state._train_dataloader is loader
+    printed = [f"{name}: {value.item():0.4f}" for name, value in trainer.state.eval_metric_values.items()]
+    assert [one.partition(":")[0] for one in printed] == list(trainer.state.eval_metrics["eval"])
+
+
+@pytest.mark.parametrize("name", ["ep{epoch}-ba{batch}", "ep{epoch}-ba{batch}.pt"])
+def test_a_program_saves_to_its_folder(name, tmp_path, monkeypatch):
+    """The checkpoint is complete when the call returns, however long it takes to write."""
+    write = Snapshot.write
+    monkeypatch.setattr(Snapshot, "write", lambda *args, **kwargs: time.sleep(0.3) or write(*args, **kwargs))
+    trainer = small_run(save_folder=tmp_path, save_filename=name)
+
+    trainer.save_checkpoint_to_save_folder()
+
+    assert (tmp_path / name.format(epoch=0, batch=0)).exists()
+    trainer.close()

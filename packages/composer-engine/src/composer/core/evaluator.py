@@ -121,8 +121,9 @@ class MetricValues(dict[str, Any]):
     """The latest values of metrics by evaluator and name, ``values["eval"]["MulticlassAccuracy"]``.
 
     If only one evaluator has a metric, its name alone is a key, too: ``values["MulticlassAccuracy"]``,
-    ``values.get("MulticlassAccuracy")`` and ``"MulticlassAccuracy" in values``; :meth:`keys` and :meth:`items` have it
-    after the evaluators. Values that were assigned by name only, remain until an evaluation computes the metric.
+    ``values.get("MulticlassAccuracy")`` and ``"MulticlassAccuracy" in values``. :meth:`keys` and :meth:`items` have
+    these names alone if no two evaluators have a metric of one name, and otherwise after the evaluators. Values that
+    were assigned by name only, remain until an evaluation computes the metric.
 
     Raises:
         KeyError: In a look-up: there is no such label and metric, or several evaluators have the metric.
@@ -142,21 +143,22 @@ class MetricValues(dict[str, Any]):
         known = {*self, *(metric for values in self.values() if isinstance(values, Mapping) for metric in values)}
         raise KeyError(f"There is no evaluator or metric {name!r}{nearest_metric(name, known)}")
 
+    def __reduce__(self) -> Any:  # a copy is made of what is recorded, not of items()
+        return type(self), (dict(self),)
+
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or len(self._labels_with(name)) == 1
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of an evaluator or metric, or ``default``."""
-        try:
-            return self[name]
-        except KeyError:
-            return default
+        return self[name] if name in self else default  # noqa: SIM401  (which is this method)
 
     def items(self) -> Any:
-        """Return the evaluators with their values, and the metrics that only one of them has."""
-        of_evaluators = [values for values in super().values() if isinstance(values, Mapping)]
-        names = {name for values in of_evaluators for name in values if len(self._labels_with(name)) == 1}
-        return {**self, **{name: self[name] for name in sorted(names)}}.items()
+        """Return the metrics and their values; first evaluators and theirs, if several have a metric of one name."""
+        of_evaluators = {label: values for label, values in super().items() if isinstance(values, Mapping)}
+        names = [name for values in of_evaluators.values() for name in values if len(self._labels_with(name)) == 1]
+        hidden = of_evaluators if len(names) == sum(map(len, of_evaluators.values())) else ()
+        return {name: self[name] for name in (*(key for key in self if key not in hidden), *names)}.items()
 
     def keys(self) -> Any:
         """Return the names of :meth:`items`."""

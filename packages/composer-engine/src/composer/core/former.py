@@ -212,14 +212,13 @@ _FORMER: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "fsdp_sharded_state_dict_enabled": ("checkpoints are always sharded", lambda state: is_sharded(state.model)),
     **dict.fromkeys(("fsdp_config", "tp_config", "device_mesh", "fsdp_state_dict_type"), (_CONFIG, _no_config)),
     "fsdp_config_version": (_CONFIG, lambda state: 2 if is_sharded(state.model) else 0),
-    "load_path": ("read what you pass to the Trainer", lambda _: None),
+    **dict.fromkeys(("load_path", "precision_config"), ("read what you pass to the Trainer", lambda _: None)),
     "load_monolith_rank0_only": ("each process reads its part", lambda _: False),
-    "deepspeed_enabled": ("DeepSpeed is not supported", lambda _: False),
-    "deepspeed_config": ("DeepSpeed is not supported", lambda _: None),
+    **dict.fromkeys(("deepspeed_enabled", "deepspeed_config"), ("DeepSpeed is not supported", lambda _: None)),
+    "_train_dataloader": ("read state.train_dataloader", lambda state: state.train_dataloader),
     "save_metrics": ("metrics are always saved", lambda _: True),
     "dataset_state": (_IN_CHECKPOINT, lambda _: None),
     **dict.fromkeys(("dataset_resumption", "_dataset_state_dict"), (_IN_CHECKPOINT, lambda _: {})),
-    "precision_config": ("read what you pass to the Trainer", lambda _: None),
 }
 """For each attribute, what to use instead, and its value."""
 

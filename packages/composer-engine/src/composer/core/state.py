@@ -212,7 +212,7 @@ class State(FormerState):
     _max_duration: Time | None = _saved(default=None, kept=True, kw_only=True, converter=_to_max_duration)
     device_train_microbatch_size: int | None = _live(default=None)
     auto_microbatching: bool = _live(default=False)
-    _train_dataloader: DataSpec | None = _live(default=None, converter=_to_data_spec)
+    _train_data_spec: DataSpec | None = _live(default=None, converter=_to_data_spec, alias="train_dataloader")
     _evaluators: list[Evaluator] = _live(default=None, converter=_to_evaluators)
     dataloader: Iterable[Batch] | None = _live(default=None)
     dataloader_label: str | None = _live(default=None)
@@ -299,16 +299,16 @@ class State(FormerState):
     @property
     def train_dataloader(self) -> Iterable[Batch] | None:
         """The loader of the training data."""
-        return None if self._train_dataloader is None else self._train_dataloader.dataloader
+        return None if self._train_data_spec is None else self._train_data_spec.dataloader
 
     @train_dataloader.setter
     def train_dataloader(self, dataloader: DataSpec | Iterable[Batch] | None) -> None:
-        self._train_dataloader = _to_data_spec(dataloader)
+        self._train_data_spec = _to_data_spec(dataloader)
 
     @property
     def train_data_spec(self) -> DataSpec | None:
         """The loader of the training data, with functions that count and split its batches."""
-        return self._train_dataloader
+        return self._train_data_spec
 
     evaluators = _converted("_evaluators", _to_evaluators, "The evaluators.")
     eval_metric_values = _converted(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from composer.functional.torch_files import read_torch_file
+from composer.models._huggingface_saved import from_composer
 
 # The files of a checkpoint of composer-trainer, on which this package does not depend.
 _WEIGHTS, _STATE, _EXTRA, _MANIFEST = "model.safetensors", "state.json", "extra.safetensors", "manifest.json"
@@ -34,7 +35,8 @@ def read_checkpoint(
     evaluation: the averages of EMA or SWA, if the checkpoint contains them.
 
     Args:
-        checkpoint_path: The checkpoint's folder, also a remote one (``"s3://bucket/ep3-ba1200"``), or a local file.
+        checkpoint_path: The checkpoint's folder, also a remote one (``"s3://bucket/ep3-ba1200"``), or a local file,
+            also one of MosaicML Composer, whose weights are those of the training.
         save_location: The folder for the files of a remote checkpoint; a temporary folder if None.
 
     Returns:
@@ -68,10 +70,12 @@ def _read_file(path: str | Path, _: object) -> tuple[Any, dict[str, Tensor], dic
     """Return what is read of a file: the description, the weights, the averages, and whether there should be some."""
     try:
         content = read_torch_file(Path(path))
-        run, model = content["run"], content["state"]["model"]
-        weights = {name: weight for name, weight in model.items() if isinstance(weight, Tensor)}
-        is_schedule_free = _is_schedule_free(content["state"])
-        return run.get("integrations", {}).get("huggingface"), weights, _averages(run), is_schedule_free
+        state = content["state"]
+        weights = {name: weight for name, weight in state["model"].items() if isinstance(weight, Tensor)}
+        if "run" not in content and state.get("integrations"):
+            return from_composer(state["integrations"]["huggingface"]), weights, {}, _is_schedule_free(state)
+        run = content["run"]
+        return run.get("integrations", {}).get("huggingface"), weights, _averages(run), _is_schedule_free(state)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no checkpoint of a Trainer: {type(error).__name__}: {error}") from None
 

@@ -211,6 +211,15 @@ def _files_of(*objects: Any) -> dict[str, Any]:
     return files
 
 
+def from_composer(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a model in a file of MosaicML Composer as :func:`describe` returns it."""
+    config, adapters = saved["model"]["config"], saved["model"].get("peft_config")
+    described = {"class": config["class"].rpartition(".")[2], "files": _files_of_contents({"config.json": config})}
+    if adapters:
+        raise ValueError("it has adapters: load it into a HuggingFaceModel with them, by Trainer(load_path=...)")
+    return {"model": described, "tokenizer": saved.get("tokenizer")}
+
+
 def _files_of_contents(contents: Mapping[str, Any]) -> dict[str, Any]:
     """Return files of which MosaicML Composer has saved the data of JSON, lists of lines, or the text."""
     files = {}

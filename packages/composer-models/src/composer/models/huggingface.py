@@ -284,13 +284,17 @@ class HuggingFaceModel(PhaseMetricsModel):
         """Compute the outputs that metrics are updated with; the batch does not change.
 
         Args:
-            batch: The batch, see :meth:`forward`.
+            batch: The batch, see :meth:`forward`. One with ``"mode": "generate"`` has prompts, and may have
+                ``"generation_kwargs"`` for :meth:`generate`; its labels are passed on to metrics with ``needs_batch``.
             outputs: The result of :meth:`forward` for this batch, if it has been computed already.
 
         Returns:
-            The logits with ``use_logits=True``, otherwise the model's output.
+            The logits with ``use_logits=True``, otherwise the model's output; of prompts a list of the texts that the
+            model generates after them.
         """
         self.labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if isinstance(batch, Mapping) and batch.get("mode") == "generate":
+            return self._generate_answers(batch)
         if self.labels is not None and self.shift_labels:
             self.labels = self.labels.roll(-1, dims=1)
             self.labels[:, -1] = -100
@@ -299,6 +303,15 @@ class HuggingFaceModel(PhaseMetricsModel):
         if outputs is None:
             outputs = self(self._without_labels(batch))
         return logits_of(outputs)
+
+    def _generate_answers(self, batch: Mapping[str, Any]) -> list[str]:
+        if self.tokenizer is None:
+            raise ValueError("A batch with mode='generate' needs a tokenizer: HuggingFaceModel(model, tokenizer).")
+        prompts, settings = batch["input_ids"], batch.get("generation_kwargs") or {}
+        tokens = self.generate(prompts, attention_mask=batch.get("attention_mask"), **settings)
+        answers = tokens if self.config.is_encoder_decoder else tokens[:, prompts.shape[1] :]
+        texts: list[str] = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        return texts
 
     def _without_labels(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the batch without labels, with the decoder inputs that an encoder-decoder model derives from them."""

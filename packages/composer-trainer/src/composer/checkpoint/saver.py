@@ -5,7 +5,7 @@ A save has six steps, the first five in all processes at the same batches:
 1. At the events of checkpoints, :class:`DueSaves` decides whether to save.
 2. :meth:`CheckpointSaver.save` calls ``resume_data``, which returns what a Trainer saves beside the state.
 3. It does nothing more if the last save was of this moment, of which ``interrupted`` in that data is a part.
-4. ``_wait`` waits until the last save is written, so that there is never more than one copy of the run.
+4. ``wait`` waits until the last save is written, so that there is never more than one copy of the run.
 5. ``_snapshot`` copies the run into a :class:`~composer.checkpoint.saving.Snapshot`.
 6. A thread writes it, and then updates the :class:`~composer.checkpoint.run_folder.RunFolder`.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -137,14 +138,15 @@ class CheckpointSaver(Callback):
         check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
         self.folder, self.filename = str(folder), FileName(to_path(_NAMED, filename), str(folder))
         self.latest_filename = None if latest_filename is None else FileName(latest_filename, str(folder))
-        self.best_filename = best_filename
+        self.best_filename, self.continues = best_filename, False
         self.remote_file_name = None if remote_file_name is None else str(remote_file_name)
         self.open_folder: Callable[[str], Folder] = open_folder
         self.uploaders: list[Callable[[str], str]] = []
         self._names(State(model=None))
-        self.save_interval = (
-            save_interval if callable(save_interval) else Interval.named("save_interval", save_interval)
-        )
+        if save_interval == "":
+            warnings.warn("save_interval='' saves no checkpoints: write '1ep' to save some, or 0.", stacklevel=2)
+        interval = 0 if save_interval == "" else save_interval
+        self.save_interval = interval if callable(interval) else Interval.named("save_interval", interval)
         self.overwrite, self.weights_only, self.ignore_keys = overwrite, weights_only, ignore_keys
         self.num_checkpoints_to_keep, self.keep_best = num_checkpoints_to_keep, keep_best
         is_overridden = type(self)._save_checkpoint is not CheckpointSaver._save_checkpoint  # noqa: SLF001
@@ -152,17 +154,15 @@ class CheckpointSaver(Callback):
         self.last_checkpoint_batch: Time | None = None
         self.all_saved_checkpoints_to_timestamp: dict[str, Timestamp] = {}
         self.resume_data: Callable[..., Mapping[str, Any]] | None = None
-        self.continues = False
         self._run_folder = RunFolder(overwrite, weights_only, num_checkpoints_to_keep, keep_best)
         self._saving, self._memory = Background(), KeptMemory()
-        self._moment: _Moment | None = None  # of the last save, unless it failed
-        self._pending: Snapshot | None = None  # of the last save, until all processes have waited for it
         self._reset()
 
     def _reset(self) -> None:
         """Forget what belongs to an earlier training, as the clock may have been set back."""
         self._due = DueSaves(self.save_interval, self.keep_best)
-        self._moment = self._pending = None
+        self._moment: _Moment | None = None  # of the last save, unless it failed
+        self._pending: Snapshot | None = None  # of the last save, until all processes have waited for it
         self._has_stepped = False
 
     @property
@@ -182,7 +182,7 @@ class CheckpointSaver(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Forget an earlier run."""
-        self._wait()
+        self.wait()
         self._reset()
         self._run_folder.forget()
         self.uploaders = []
@@ -203,7 +203,7 @@ class CheckpointSaver(Callback):
                 f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
                 "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
             )
-        self._wait()  # what was saved before this fit counts below
+        self.wait()  # what was saved before this fit counts below
         self._reset()
         names = self._names(state)
         with saving_in_all(names.folder):
@@ -243,7 +243,7 @@ class CheckpointSaver(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         """Save at the end of the training, and wait until the checkpoint is written."""
         self._save_if_due(state, logger, Event.FIT_END)
-        self._wait()
+        self.wait()
         # Only the first process has listed them, and a program may load one of them in all.
         run_folder = self._run_folder
         run_folder.saved, run_folder.best = from_rank_zero((run_folder.saved, run_folder.best))
@@ -276,7 +276,7 @@ class CheckpointSaver(Callback):
             return
         # Before the copy, so that there is only one in memory. CUDA fills pinned memory at any time after the copy is
         # requested, also while a thread still writes the former contents to a file.
-        self._wait()
+        self.wait()
         folder = self.open_folder(names.folder)
         snapshot = self._snapshot(state, names, extra, folder)
         self._moment, self._pending = moment, snapshot
@@ -284,7 +284,7 @@ class CheckpointSaver(Callback):
         with self._repeatable():
             self._saving.start(partial(snapshot.write, overwrite=self.overwrite, finish=finish))
         if not self.background:
-            self._wait()
+            self.wait()
 
     def _snapshot(self, state: State, names: Names, extra: Mapping[str, Any], folder: Folder) -> Snapshot:
         """Open the folder in rank 0, and return a copy of what this process writes; it fails in all or in none."""
@@ -304,7 +304,7 @@ class CheckpointSaver(Callback):
             together=True,
         )
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Wait for the last save; if it failed, raise an error in all processes."""
         # In all processes, or only some would take part in a repeated save.
         block = contextlib.nullcontext() if self._pending is None else saving_in_all(self._pending.path)

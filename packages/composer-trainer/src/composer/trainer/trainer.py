@@ -514,7 +514,7 @@ class Trainer(Assembly):
         return save(self.state, os.fspath(name), extra=extra, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
-        """Save a checkpoint to ``save_folder`` in the background, as at ``save_interval``.
+        """Save a checkpoint to ``save_folder``, as at ``save_interval``, and wait until it is written.
 
         Raises:
             ValueError: The trainer has no ``save_folder``.
@@ -523,6 +523,7 @@ class Trainer(Assembly):
             raise ValueError("There is no folder to save to: give save_folder to the Trainer.")
         for saver in self._savers:
             saver._save_checkpoint(self.state, self.logger)  # noqa: SLF001  (which programs override)
+            saver.wait()
 
     @property
     def _savers(self) -> list[CheckpointSaver]:
