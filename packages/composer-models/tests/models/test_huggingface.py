@@ -568,7 +568,7 @@ class TestGenerate:
     def test_answers_to_prompts(self, kind, make_model, make_batch, tokenizer):
         """A batch of prompts is evaluated with the texts that follow them, and lists of right answers as labels."""
 
-        class Asked(Metric):
+        class Compared(Metric):
             needs_batch = True
 
             def update(self, batch, outputs, labels):
@@ -577,7 +577,7 @@ class TestGenerate:
             def compute(self):
                 return torch.tensor(0.0)
 
-        model, metric = HuggingFaceModel(make_model(kind), tokenizer), Asked()
+        model, metric = HuggingFaceModel(make_model(kind), tokenizer), Compared()
         prompts = make_batch(kind, count=2)["input_ids"][:, :5]
         settings = {"max_new_tokens": 3, "do_sample": False}
         batch = {"mode": "generate", "input_ids": prompts, "labels": [["a"], ["b"]], "generation_kwargs": settings}
