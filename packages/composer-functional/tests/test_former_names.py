@@ -21,6 +21,8 @@ def module(monkeypatch):
                 made.former = 3
             if name == "serving.gone":
                 raise ImportError("Use another.", name=name)
+            if name == "serving.elsewhere":
+                raise ModuleNotFoundError("It is elsewhere.", name="elsewhere")
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     serve_former_names("serving")
@@ -48,6 +50,13 @@ def test_the_error_of_a_finder(module):
     """An error with advice is not replaced."""
     with pytest.raises(ImportError, match="Use another"):
         _ = module.gone
+
+
+def test_the_advice_of_a_finder(module):
+    """A name that a finder has advice for is no attribute, and importing it raises the advice."""
+    assert not hasattr(module, "elsewhere")
+    with pytest.raises(ImportError, match="It is elsewhere"):
+        from serving import elsewhere  # noqa: F401
 
 
 def test_the_modules_of_a_package(module, monkeypatch):

@@ -95,6 +95,16 @@ class TestEnterTrainingMode:
         (report,) = caplog.messages
         assert report.startswith("3 of the 4 modules of Sequential were in evaluation mode")
 
+    def test_report_of_running_statistics(self, caplog):
+        """Frozen norms in training mode are reported once, and norms that train or have no statistics are not."""
+        frozen = [nn.BatchNorm1d(2).requires_grad_(False), nn.LayerNorm(2).requires_grad_(False)]
+        model = nn.Sequential(*frozen, nn.BatchNorm1d(2), nn.Linear(2, 2))
+        for each in (model, model, nn.Sequential(nn.BatchNorm1d(2))):
+            enter_training_mode(each)
+
+        (report,) = caplog.messages
+        assert report.startswith("1 frozen normalization layers of Sequential update their running statistics")
+
 
 class TestEvaluatePeriodically:
     def test_fraction_of_the_training(self):

@@ -78,3 +78,15 @@ class TestIncompleteSubclasses:
 
         with pytest.raises(TypeError, match=r"^LayerBeforeInit\.__init__ has to call super\(\)\.__init__\(\)"):
             LayerBeforeInit()
+
+    def test_unknown_argument(self):
+        """The error has a note with the arguments of the class."""
+
+        class Wide(Doubler):
+            def __init__(self, width, depth=2):
+                super().__init__()
+
+        with pytest.raises(TypeError, match="unexpected keyword argument 'height'") as raised:
+            Wide(1, height=3)
+
+        assert raised.value.__notes__ == ["Its arguments are width, depth."]

@@ -248,3 +248,38 @@ class TestOneScore:
             "BinaryJaccardIndex": jaccard_score(*pixels),
         }
         assert {name: metric.compute().item() for name, metric in found.items()} == pytest.approx(expected)
+
+    @pytest.mark.parametrize("shape", [(2, 6, 6), (2, 1, 6, 6)])
+    @pytest.mark.parametrize("loss_fn", [nn.BCEWithLogitsLoss(), nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0))])
+    def test_binary_cross_entropy_of_torch(self, shape, loss_fn):
+        """It is the mean over the counted pixels of float masks with and without a channel."""
+        model, masks = self.model(loss_fn=loss_fn, ignore_index=255), self.masks.where(self.masks >= 0, 255)
+        scores, batch = model(IMAGES), (IMAGES, masks.float().view(shape))
+
+        expected = loss_fn(scores[:, 0, 1:], masks[:, 1:].float())
+        torch.testing.assert_close(model.loss(scores, batch), expected)
+        assert model.count_loss_terms(batch) == 2 * 5 * 6
+        ignored = IMAGES, torch.full(shape, 255.0)
+        loss = model.loss(scores, ignored)
+        assert loss == 0
+        loss.backward()
+        assert not model.module.weight.grad.any()
+
+    def test_masks_that_are_no_labels(self):
+        """A mask of 0 and 255 raises in a loss that would compute with them."""
+        model, masks = self.model(loss_fn=nn.BCEWithLogitsLoss()), 255 * self.masks.clamp(min=0)
+
+        with pytest.raises(ValueError, match=r"must be 0 or 1, got 0 to 255, and -1 is ignored\. Set"):
+            model.loss(model(IMAGES), (IMAGES, masks))
+
+    def test_binary_metric_of_masks_with_a_channel(self):
+        """It is scikit-learn's score, also for float masks."""
+        model, labels = self.model(val_metrics=BinaryJaccardIndex()), self.masks.clamp(min=0)
+        scores, metric = model.eval_forward((IMAGES, labels)), model.get_metrics()["BinaryJaccardIndex"]
+
+        for masks in (labels[:, None], labels[:, None].float()):
+            metric.reset()
+            model.update_metric((IMAGES, masks), scores, metric)
+
+            expected = jaccard_score(labels.flatten(), (scores > 0).long().flatten())
+            assert metric.compute().item() == pytest.approx(expected)

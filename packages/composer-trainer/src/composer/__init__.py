@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
             if not name.startswith("_"):
                 return import_module(full_name)
         except ModuleNotFoundError as error:
-            if error.name != full_name:
+            if error.name not in {full_name, name}:
                 raise
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES.get(name, "composer.core")), name)

@@ -93,8 +93,9 @@ class TestInputs:
         assert pages[0]["images"].flatten().tolist() == pytest.approx([0.0, 0.2, 1.0])
 
     def test_wrong_key(self):
-        """A value that is not an image raises with its description."""
-        with pytest.raises(ValueError, match=r"input_key=1 is a tensor of shape \(6, 4, 4\)"):
+        """A value that is not an image raises with its description, and with the mode for lists of images."""
+        message = r"input_key=1 is a tensor of shape \(6, 4, 4\).*, or mode='detection' for lists of images with boxes"
+        with pytest.raises(ValueError, match=message):
             fit(Recorded(), ImageVisualizer("1ba", input_key=1), segmentation_batches(1))
 
     @pytest.mark.parametrize(("options", "message"), [({"mode": "both"}, "mode"), ({"num_images": 0}, "num_images")])

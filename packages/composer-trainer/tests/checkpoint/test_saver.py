@@ -1,6 +1,7 @@
 """Checkpoints saved during a run."""
 
 import errno
+import re
 import subprocess
 import sys
 import threading
@@ -292,12 +293,20 @@ class TestKeeping:
         assert (tmp_path / "latest").resolve() == tmp_path / "ep3-ba18"
         assert newest_checkpoint(tmp_path).name == "ep3-ba18"
 
-    @pytest.mark.parametrize("metric", [METRIC, "metrics/validation/MulticlassAccuracy"])
-    def test_keep_best_without_data(self, make_trainer, tmp_path, metric):
+    def test_keep_best_without_data(self, make_trainer, tmp_path):
         """A metric of data that are not evaluated raises when training starts."""
-        trainer = make_trainer(CheckpointSaver(tmp_path, keep_best=KeepBest(metric)))
+        trainer = make_trainer(CheckpointSaver(tmp_path, keep_best=KeepBest(METRIC)))
 
-        with pytest.raises(ValueError, match=rf"must be a metric of train, got '{metric}'.*Give eval_dataloader"):
+        with pytest.raises(ValueError, match=rf"eval_dataloader adds metrics\) must be one of \[\], got '{METRIC}'"):
+            trainer.fit()
+
+    @pytest.mark.parametrize("metric", ["metrics/eval/Accuracy", "MulticlassAccuracy"])
+    def test_keep_best_by_a_metric_that_does_not_exist(self, make_trainer, tmp_path, metric):
+        """It raises when training starts, with those that exist, instead of keeping none."""
+        saver = CheckpointSaver(tmp_path, keep_best=KeepBest(metric))
+        trainer = make_trainer(saver, eval_dataloader=[(torch.ones(2, 4), torch.tensor([0, 1]))])
+
+        with pytest.raises(ValueError, match=re.escape(f"{METRIC!r}], got {metric!r}; did you mean {METRIC!r}?")):
             trainer.fit()
 
     def test_keep_best(self, make_trainer, tmp_path):

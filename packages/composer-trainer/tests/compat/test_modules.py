@@ -113,6 +113,33 @@ def test_names_without_an_equal(entry):
 
 
 @pytest.mark.parametrize(
+    ("package", "name", "advice"),
+    [
+        ("composer", "ablate", ": write from composer.ablation import ablate."),
+        ("composer", "lr_find", ": write from composer.diagnostics import find_lr."),
+        ("composer.callbacks", "KeepBest", ": write from composer.checkpoint import KeepBest."),
+        ("composer.callbacks", "EarlyStopping", ": use composer.callbacks.EarlyStopper."),
+        ("composer.core", "Trainer", ": write from composer import Trainer."),
+        ("composer.loggers", "TensorBoardLogger", ": write from composer.loggers import TensorboardLogger."),
+        ("composer.metrics", "IoU", "; did you mean 'MIoU'?"),
+        ("composer.optim", "parameter_groups", ": write from composer.functional import parameter_groups."),
+    ],
+)
+def test_names_of_other_packages(package, name, advice):
+    """An import from the wrong package raises an ImportError with the right one, and there is no such attribute."""
+    with pytest.raises(ImportError, match=f"^{re.escape(f'cannot import name {name!r} from {package!r}{advice}')}$"):
+        run(f"from {package} import {name}")
+    assert not hasattr(importlib.import_module(package), name)
+
+
+def test_names_of_no_package():
+    """The error of a name that resembles none is that of Python, and modules that are missing are no names."""
+    for statement in ("from composer.optim import nothing", "import composer.callbacks.nothing"):
+        with pytest.raises(ImportError, match=r"cannot import name 'nothing' from 'composer.optim' \(|No module named"):
+            run(statement)
+
+
+@pytest.mark.parametrize(
     ("module", "name", "home"),
     [
         ("composer.core.state", "Event", "composer.core"),

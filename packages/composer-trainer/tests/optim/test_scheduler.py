@@ -184,6 +184,17 @@ class TestUnits:
         assert 0 <= schedule(state) <= 1
 
 
+def test_function_of_a_step():
+    """The error of a function that takes a number gets a note with the step of the state."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    state = State(model=None, max_duration="4ba", optimizers=optimizer)
+
+    with pytest.raises(TypeError, match="unsupported operand") as raised:
+        compile_composer_scheduler(lambda step: 1 / step, state)
+
+    assert "is called with the State: its step is int(state.timestamp.batch)" in raised.value.__notes__[0]
+
+
 class TestWarmup:
     def test_no_milestones(self):
         """Without milestones a multi-step schedule only warms up."""

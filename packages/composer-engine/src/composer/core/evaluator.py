@@ -262,25 +262,26 @@ def enter_training_mode(model: nn.Module) -> None:
     model.train()
     for norm in norms:
         norm.eval()
-    switched = sum(module.training for module in evaluating)
-    if switched and model not in _reported:
+    switched, updated = sum(module.training for module in evaluating), len(frozen_norms(model, training=True))
+    if (switched or updated) and model not in _reported:
         _reported.add(model)
-        _log.warning(
-            "%d of the %d modules of %s were in evaluation mode and are in training mode now, as the training calls "
-            "model.train(). To keep the mode of some, define train(self, mode=True) in the model, which calls "
-            "super().train(mode) and then eval() of these. A normalization layer with running statistics stays in "
-            "evaluation mode if its own parameters are frozen, too.",
-            switched,
-            sum(1 for _ in model.modules()),
-            type(model).__name__,
-        )
+        if switched:
+            _log.warning(_SWITCHED, switched, sum(1 for _ in model.modules()), type(model).__name__)
+        if updated:
+            _log.warning(_UPDATED, updated, type(model).__name__)
 
 
+_SWITCHED = (
+    "%d of the %d modules of %s were in evaluation mode and are in training mode now, as the training calls "
+    "model.train(). To keep the mode of some, define train(self, mode=True) in the model, which calls super().train("
+    "mode) and then eval() of these. Frozen layers with running statistics stay in evaluation mode."
+)
+_UPDATED = "%d frozen normalization layers of %s update their running statistics: eval() of them freezes these, too."
 _reported: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def frozen_norms(model: nn.Module) -> list[nn.Module]:
-    """Return the normalization layers with running statistics that are in evaluation mode and have frozen parameters.
+def frozen_norms(model: nn.Module, *, training: bool = False) -> list[nn.Module]:
+    """Return the normalization layers with running statistics that are in a mode and have frozen parameters.
 
     Example:
         >>> norm = nn.BatchNorm1d(2).eval()
@@ -290,7 +291,7 @@ def frozen_norms(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if not module.training
+        if module.training is training
         and getattr(module, "running_mean", None) is not None
         and {parameter.requires_grad for parameter in module.parameters(recurse=False)} == {False}
     ]

@@ -32,7 +32,7 @@ def _serve(name: str) -> None:
             try:
                 import_module(f"{name}.{attribute}")
             except ModuleNotFoundError as error:
-                if error.name != f"{name}.{attribute}":
+                if error.name not in {f"{name}.{attribute}", attribute}:  # the latter has advice
                     raise
             if attribute in own:  # set by a finder
                 return own[attribute]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -339,6 +340,10 @@ def _checked_init(init: Callable[..., None]) -> Callable[..., None]:
     def checked(self: ComposerModel, *args: Any, **kwargs: Any) -> None:
         try:
             init(self, *args, **kwargs)
+        except TypeError as error:
+            if kwargs and str(error).startswith(f"{init.__qualname__}() got an unexpected"):
+                error.add_note(f"Its arguments are {', '.join(list(inspect.signature(init).parameters)[1:])}.")
+            raise
         except AttributeError as error:
             if "_modules" in self.__dict__ or not _comes_before_module_init(error):
                 raise

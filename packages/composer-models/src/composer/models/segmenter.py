@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
-from composer.loss._calling import count_terms, takes_labels
+from composer.loss._calling import count_terms, is_sum, takes_labels, takes_logits
 from composer.models.base import compute_loss, known_cross_entropy
 from composer.models.phase_metrics import (
     PairModel,
@@ -39,8 +39,8 @@ class ComposerSegmenter(PairModel):
     The default metrics are :class:`~composer.metrics.MIoU` for training, and MIoU and the cross entropy for evaluation.
 
     For two classes the module may return one score ``(N, 1, H, W)``, the logit of class 1. The loss and metrics of
-    classes get the scores of both classes, ``0`` and the logit; the binary cross entropies of torch, which ignore no
-    pixels, and binary metrics get ``(N, H, W)``.
+    classes get the scores of both classes, ``0`` and the logit; the binary cross entropies of torch get the scores and
+    masks of the pixels that count, and binary metrics all of them, ``(N, H, W)``.
 
     Args:
         module: Maps images to scores ``(N, C, H, W)``, or to a dictionary of them.
@@ -139,18 +139,29 @@ class ComposerSegmenter(PairModel):
 
         Returns:
             The number of pixels that are not ignored, or the sum of the weights of their classes; None with a
-            ``loss_fn`` that is no cross entropy or negative log-likelihood of torch.
+            ``loss_fn`` that is no cross entropy, binary cross entropy or negative log-likelihood of torch.
         """
-        return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, self._pair(batch)[1])
+        masks = self._pair(batch)[1]
+        if takes_labels(self.loss_fn) and not is_sum(self.loss_fn):
+            return masks.ne(self.ignore_index).sum()
+        return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, masks)
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."
-        if is_one_score(scores):
-            has_labels = takes_labels(self.loss_fn) and masks.ndim == scores.ndim - 1
-            scores, masks = (scores.squeeze(1), masks) if has_labels else two_scores(scores, masks)
-        return compute_loss(
+        share: Tensor | float = 1.0
+        if is_one_score(scores) and takes_labels(self.loss_fn) and masks.numel() == scores.numel():
+            counts = masks != self.ignore_index
+            if masks.device.type == "cpu" and bool((((masks < 0) | (masks > 1)) & counts).any()):
+                raise ValueError(f"Masks of one score must be 0 or 1, got {masks.min():g} to {masks.max():g}{remedy}")
+            certain = 1000.0 if takes_logits(self.loss_fn) else 1.0  # without a loss at a pixel of 1
+            scores, masks = scores.reshape(masks.shape).where(counts, certain), masks.where(counts, 1)
+            share = 1.0 if is_sum(self.loss_fn) else counts.sum().clamp(min=1) / counts.numel()
+        elif is_one_score(scores):
+            scores, masks = two_scores(scores, masks)
+        loss = compute_loss(
             self.loss_fn, scores, masks, *args, smoothing=self._label_smoothing, remedy=remedy, **kwargs
         )
+        return loss / share
 
     def eval_forward(self, batch: tuple[Tensor, Tensor], outputs: Any | None = None) -> Tensor:
         """Compute the scores that metrics are updated with.
@@ -188,6 +199,7 @@ class ComposerSegmenter(PairModel):
             if has_classes or isinstance(metric, CrossEntropy):
                 outputs, masks = two_scores(outputs, masks)
             else:
+                masks = masks.squeeze(1) if masks.ndim == outputs.ndim else masks
                 outputs = to_probabilities(metric, outputs.squeeze(1))
         if has_classes:
             masks = class_ids(outputs, masks, metric)

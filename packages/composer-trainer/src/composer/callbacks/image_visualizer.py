@@ -102,7 +102,7 @@ class ImageVisualizer(Callback):
             what = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
             raise ValueError(
                 f"ImageVisualizer requires images with 4 dimensions, and input_key={self.input_key!r} is {what}. "
-                "Set input_key to the key of the images in the batch."
+                "Set input_key to their key in the batch, or mode='detection' for lists of images with boxes."
             )
         return _shown(images[: self.num_images])
 

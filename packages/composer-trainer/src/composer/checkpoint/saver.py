@@ -34,6 +34,7 @@ from composer.checkpoint.saving import Snapshot, checkpoint_name, saving_in_all,
 from composer.core import Callback, Event, Interval, Logger, State, Time, Timestamp
 from composer.core.background import Background
 from composer.core.checks import to_path
+from composer.core.evaluator import unknown_metric
 from composer.core.files import FileName, fill_in_run
 from composer.core.saving.model_state import optimizer_states
 from composer.distributed import from_rank_zero, get_world_size
@@ -191,18 +192,16 @@ class CheckpointSaver(Callback):
         """Create the folder, and check that no other process saves to it.
 
         Raises:
-            ValueError: There are no data with the label of the metric of ``keep_best``.
+            ValueError: There is no such metric as that of ``keep_best``.
             CheckpointSaveError: A process does not see the folder.
             NotSerializableError: An optimizer contains something that is neither data nor a tensor.
         """
         reject_fsdp1(state.model)
         self._check_optimizers(state)
-        labels = [state.dataloader_label or "train", *state.eval_metrics]
-        if self.keep_best is not None and self._due.best_label not in labels:
-            raise ValueError(
-                f"save_best (keep_best) must be a metric of {' or '.join(labels)}, got {self.keep_best.metric!r}, "
-                "which nothing computes. Give eval_dataloader, or an Evaluator with this label."
-            )
+        sets = {state.dataloader_label or "train": state.train_metrics or (), **state.eval_metrics}
+        known, best = [f"metrics/{label}/{one}" for label, metrics in sets.items() for one in metrics], self.keep_best
+        if best and not any(f"{best.metric}/".startswith(f"{one}/") for one in known):
+            raise unknown_metric("save_best (keep_best; eval_dataloader adds metrics)", best.metric, known)
         self.wait()  # what was saved before this fit counts below
         self._reset()
         names = self._names(state)

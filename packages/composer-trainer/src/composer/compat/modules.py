@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import inspect
+import re
 import sys
 import warnings
 from importlib.machinery import ModuleSpec
@@ -44,7 +47,38 @@ def find_spec(name: str) -> ModuleSpec | None:
         return ModuleSpec(name, _Loader, origin="composer.compat", is_package=True)  # type: ignore[arg-type]
     if entry is not None:
         setattr(sys.modules[parent], last, _take(entry))
+    elif hint := _place(parent, last):
+        # Not the full name, because Python and this library ignore the error of a module that is missing.
+        raise ModuleNotFoundError(f"cannot import name {last!r} from {parent!r}{hint}", name=last)
     return None
+
+
+def _place(parent: str, name: str) -> str:
+    """Return the end of a sentence with what to import instead of a name that a package does not have, if any."""
+    homes = _public_names()
+    if parent not in homes or name.startswith("_"):
+        return ""
+    from composer.core.checks import nearest  # noqa: PLC0415  (these are imported after a failed import only)
+    from composer.trainer.tools.names import names_elsewhere  # noqa: PLC0415
+
+    words, ours = sorted(name.casefold().split("_")), names_elsewhere().get(name)
+    same = [(home, one) for home in homes for one in homes[home] if sorted(one.casefold().split("_")) == words]
+    if same:
+        return ": write from {} import {}.".format(*same[0])
+    return nearest(name, homes[parent], "") if ours is None else f": use {ours}."
+
+
+@functools.cache
+def _public_names() -> dict[str, list[str]]:
+    """Return the names in ``__all__`` of the packages, that of :mod:`composer` first; nothing is imported."""
+    folders = [Path(composer.__file__).parent, *map(Path, composer.__path__)]
+    found: dict[str, list[str]] = {}
+    for file in [folders[0] / "__init__.py", *(one for at in folders for one in sorted(at.glob("*/__init__.py")))]:
+        listed = re.search(r"^__all__[^=]*= (\[[^]]*\])", file.read_text("utf-8"), re.MULTILINE)
+        names = file.parent.relative_to(file.parents[1] if file.parent in folders else file.parents[2])
+        if listed:
+            found[".".join(names.parts)] = ast.literal_eval(listed[1])
+    return found
 
 
 class _FormerModule(ModuleType):

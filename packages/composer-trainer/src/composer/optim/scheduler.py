@@ -103,13 +103,24 @@ def compile_composer_scheduler(
     if isinstance(scheduler, WarmsUp):
         warn_of_endless_warmup(scheduler, state, ssr)
     if "ssr" in inspect.signature(scheduler).parameters:
-        return ClockLR(optimizer, partial(scheduler, state, ssr=ssr))
+        return ClockLR(optimizer, partial(_factor, scheduler, state, ssr=ssr))
     if ssr != 1:
         raise ValueError(
             f"scale_schedule_ratio must be 1 with {scheduler!r}, which takes no ssr, got {ssr}. "
             "Write it as a function f(state, ssr=1.0) that multiplies its times by ssr."
         )
-    return ClockLR(optimizer, partial(scheduler, state))
+    return ClockLR(optimizer, partial(_factor, scheduler, state))
+
+
+def _factor(scheduler: ComposerScheduler, state: State, **ssr: float) -> float:
+    try:
+        return scheduler(state, **ssr)
+    except Exception as error:
+        error.add_note(
+            "A function in schedulers is called with the State: its step is int(state.timestamp.batch). For a function "
+            "of the step, use torch.optim.lr_scheduler.LambdaLR(optimizer, f) and step_schedulers_every_batch=True."
+        )
+        raise
 
 
 def _to_milestones(given: Time | str | Sequence[Time | str]) -> tuple[Time, ...]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
-from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from composer.core import Callback, DataSpec, Evaluator, Event
 from composer.loggers import InMemoryLogger
@@ -133,6 +133,23 @@ class TestCountedSamples:
         assert memory.tables["metrics/eval/matrix"]["columns"] == ["0", "1", "2"]
         assert sum(map(sum, memory.tables["metrics/eval/matrix"]["rows"])) == 8
         assert not [name for name in [*memory.data, *result.metrics] if "matrix" in name]
+
+    @pytest.mark.parametrize("classes", [20, 100])
+    def test_long_vector_is_a_table(self, classes):
+        """A metric of each class is a series for each of up to 20 classes, and one table of more."""
+        memory, metric = InMemoryLogger(), MulticlassAccuracy(classes, average=None)
+        model = ComposerClassifier(nn.Linear(4, classes), train_metrics=[], val_metrics={"accuracy": metric})
+        trainer = small_run(model=model, eval_dataloader=make_loader(8), max_duration="1ep", loggers=memory)
+        result = trainer.fit()
+
+        series = [f"metrics/eval/accuracy/{number}" for number in range(classes)]
+        values = trainer.state.eval_metric_values["accuracy"].tolist()
+        if classes == 20:
+            assert not memory.tables
+            assert [result.metrics[name] for name in series] == values
+        else:
+            assert memory.tables["metrics/eval/accuracy"]["rows"] == [values]
+            assert not set(series) & {*result.metrics, *memory.data}
 
     def test_fewer_batches_than_the_length_warn(self):
         """The warning states both numbers; a subset that is complete does not warn."""

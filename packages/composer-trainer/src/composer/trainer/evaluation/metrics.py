@@ -111,7 +111,7 @@ def log_train_metrics(state: State, logger: Logger) -> None:
 
 
 def log_values(logger: Logger, label: str, values: Mapping[str, Any]) -> None:
-    """Log computed metrics; a matrix, such as one of confusion, as a table and not as a series for each element."""
+    """Log computed metrics; a matrix or a long vector as a table and not as a series for each element."""
     named = {f"metrics/{label}/{name}": value for name, value in values.items()}
     tables = {name: value for name, value in named.items() if is_matrix(value)}
     logger.log_metrics({name: value for name, value in named.items() if name not in tables})
@@ -121,8 +121,8 @@ def log_values(logger: Logger, label: str, values: Mapping[str, Any]) -> None:
 
 
 def is_matrix(value: Any) -> bool:
-    """Return whether a computed metric has more than one dimension and element."""
-    return isinstance(value, Tensor) and value.ndim > 1 and value.numel() > 1
+    """Return whether a computed metric has more than one dimension and element, or more than 20 elements."""
+    return isinstance(value, Tensor) and value.numel() > (1 if value.ndim > 1 else 20)
 
 
 def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
