@@ -94,7 +94,7 @@ def measure_own_file() -> tuple[float, float, int]:
     data = TensorDataset(torch.rand(8, 4), torch.zeros(8, dtype=torch.int64))
     options: dict[str, Any] = {"max_duration": "1ep", "progress_bar": False, "device": "cpu"}
     trainer = Trainer(model=model, train_dataloader=DataLoader(data), **options)
-    process = trainer._resume_state.to_save()["process"]
+    process = trainer._resume_state.values()["process"]
 
     def pack() -> bytes:
         metadata, tensors = split_process(process)

@@ -150,7 +150,7 @@ class TestCheck:
     def test_invalid_state_raises(self, tmp_path, part, value):
         """An invalid state raises with its name before anything is loaded."""
         trainer = small_run(max_duration="1ep")
-        extra = {**plain(trainer._resume_state.to_save()), part: value}
+        extra = {**plain(trainer._resume_state.values()), part: value}
         path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
 
         with pytest.raises(CheckpointMismatchError, match=rf"extra(\.|: ){part}"):
@@ -204,7 +204,7 @@ class TestCheck:
             for _ in range(2)
         )
         trainer = small_run(run_name="a", train_metrics=MulticlassAccuracy(3), loggers=first, max_duration="1ep")
-        extra = plain(trainer._resume_state.to_save())
+        extra = plain(trainer._resume_state.values())
         *outer, last = path.split(".")
         place = extra["process"]
         for key in outer:
@@ -476,7 +476,7 @@ def make_run(data):
 
 def test_generators_are_saved_by_name():
     """Those of components and of the data, without that of the sampler, which is replayed with the data."""
-    saved = plain(make_run(Noisy())._resume_state.to_save())["process"]
+    saved = plain(make_run(Noisy())._resume_state.values())["process"]
 
     assert {*saved["objects"]["generators"]} == {
         "callbacks.WithGenerator.generator",
@@ -490,7 +490,7 @@ def test_generators_are_restored():
     """A run continues with the draws that come after the save."""
     data, other = Noisy(), Noisy()
     data.generator.random()
-    saved = plain(make_run(data)._resume_state.to_save())
+    saved = plain(make_run(data)._resume_state.values())
     expected = data.generator.random()
 
     resumed = make_run(other)._resume_state

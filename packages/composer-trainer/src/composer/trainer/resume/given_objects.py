@@ -77,7 +77,7 @@ class GivenObjects:
         return save_objects(self._others(), self._components())
 
     def load(self, saved: SavedObjects) -> None:
-        """Restore what :meth:`save` returned."""
+        """Restore what :meth:`save` returned, also generators that data to evaluate on creates for its first batch."""
         for evaluator in self._state.evaluators:
             objects, streams = objects_to_evaluate(evaluator.dataloader.dataloader)
             order = make_order(evaluator.dataloader.dataloader, self._state.rank_zero_seed)

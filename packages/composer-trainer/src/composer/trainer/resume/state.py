@@ -14,7 +14,7 @@ As many processes as saved it (``world_size``), of which as many have the same s
 exactly. Others restore what does not depend on them: the place in an order that all processes share; draws differ.
 
 To save something more, add a field to ``_Saved`` or ``_OfProcess``, by whose type it is checked, with a default for
-earlier checkpoints, give it a value in ``to_save``, and restore it in ``restore_run`` or ``begin``.
+earlier checkpoints, give it a value in ``values``, and restore it in ``restore_run`` or ``begin``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _OfProcess(Record):
 
 @attrs.frozen
 class _Saved(Record):
-    """The data of :meth:`ResumeState.to_save`, in the process that reads it.
+    """The data of :meth:`ResumeState.values`, in the process that reads it.
 
     Attributes:
         clock_before: The clock before it was advanced last, by which intervals are due.
@@ -228,9 +228,9 @@ class ResumeState:
         if weights_only:
             return {"interrupted": self._evaluations_due()}
         self._objects.report_changes()
-        return self.to_save()
+        return self.values()
 
-    def to_save(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return the values of ``_Saved`` by name; of what belongs to a process, that of this one, under its name.
 
         Before :meth:`begin` they are those that were loaded; of another number of processes, that of the first one.
@@ -292,7 +292,7 @@ class ResumeState:
         """Return the problems of saved data, none if a run can continue from it; and :meth:`restore_run` with it.
 
         Args:
-            saved: The data of :meth:`to_save`.
+            saved: The data of :meth:`values`.
             ignored: The paths not to load, such as ``"callbacks/Mine"``. With ``"timestamp"``, the run starts at the
                 beginning of an epoch, with metrics, evaluations and a cool-down of its own.
             path: The checkpoint, for warnings and errors.
@@ -307,7 +307,7 @@ class ResumeState:
         return problems, partial(self.restore_run, record, path, ignored)
 
     def _check_process(self, saved: _Saved) -> list[str]:
-        """Return the problems of what this process has saved, or of what the first one has, if others saved."""
+        """Return the problems of loggers, generators and metrics: of this process, or of the first, if others saved."""
         own, problems = saved.of_this_process(), list[str]()
         path, process = "extra.process", saved.process if own is None else own
         try:
@@ -324,7 +324,7 @@ class ResumeState:
         return problems
 
     def restore_run(self, record: _Saved, path: str, ignored: Collection[str]) -> None:
-        """Restore which parameters are trained, interrupted evaluations, the cool-down, and loggers; keep the rest.
+        """Restore interrupted evaluations, the cool-down, which parameters are trained, and loggers; keep the rest.
 
         Args:
             record: The saved data that is loaded.
