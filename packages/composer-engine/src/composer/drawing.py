@@ -1,14 +1,22 @@
-"""The drawing of a plan as SVG: phases of a training, their events, and a box for each call.
+"""A plan as a table of text, and as a drawing: phases of a training, their events, and a row or box for each call.
 
-``Plan.to_svg`` of ``composer.core.plan`` states what is in it; this module only places and colours it.
+``composer.core.plan`` states what is in them; this module only places and colours it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, TypeAlias
 
+Row: TypeAlias = tuple[str, str, str, str]
+"""Event, name, stage, reason."""
+
+_HEADER: Row = ("EVENT", "RUNS", "STAGE", "WHY HERE")
+COLUMNS, _REASON = 80, 20
+"""The width of the table, and the least width of the reasons, which make it wider beside long names."""
 _PARTS = ("batch", "loss", "model", "weights")
 _STYLE = """\
 .plan text { font: 12px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1f2328 }
@@ -123,3 +131,46 @@ def _row(name: str, boxes: Sequence[Box], x: float, y: int) -> tuple[list[str], 
 
 def _text(x: float, y: int, text: str, kind: str = "") -> str:
     return f'<text{f" class={chr(34)}{kind}{chr(34)}" if kind else ""} x="{x:g}" y="{y}">{escape(text)}</text>'
+
+
+def table_lines(phases: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """Yield the lines of a table: its header, and the name and the rows of each phase that has any.
+
+    Example:
+        >>> for line in table_lines({"every batch": [("batch_end", "EMA", "weights", "as listed")], "every epoch": []}):
+        ...     print(line)
+          EVENT        RUNS  STAGE    WHY HERE
+          every batch
+            batch_end  EMA   weights  as listed
+    """
+    rows = [_HEADER, *chain.from_iterable(phases.values())]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    yield _line(_HEADER, widths, indent=2)
+    for phase, shown in phases.items():
+        if shown:
+            yield f"  {phase}"
+            yield from chain.from_iterable(_lines(row, widths) for row in shown)
+
+
+def _lines(row: Row, widths: Sequence[int]) -> Iterator[str]:
+    """Yield the lines of a row, of which its reason needs several if it is long."""
+    width = max(_REASON, COLUMNS - sum(widths) - 4 - 2 * 3)
+    first, *others = wrap(row[3], width) or [""]
+    yield _line((*row[:3], first), widths, indent=4)
+    yield from (_line(("", "", "", other), widths, indent=4) for other in others)
+
+
+def _line(row: Row, widths: Sequence[int], indent: int) -> str:
+    event, *cells = row
+    # The header and the events start at different columns, the other cells at the same.
+    first = f"{' ' * indent}{event:<{widths[0] + 4 - indent}}"
+    return "  ".join(
+        [first, *(f"{cell:<{width}}" for cell, width in zip(cells, [*widths[1:], 0], strict=True))]
+    ).rstrip()
+
+
+def wrap(text: str, width: int, subsequent_indent: str = "") -> list[str]:
+    """Return the lines of a paragraph; words are not broken."""
+    return textwrap.wrap(
+        text, width, subsequent_indent=subsequent_indent, break_long_words=False, break_on_hyphens=False
+    )

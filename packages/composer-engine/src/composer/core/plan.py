@@ -1,10 +1,9 @@
-"""The plan: what runs at which event, in which order and why, as a table and data; ``composer.drawing`` draws it."""
+"""The plan: what runs at which event, in which order and why, as data; ``composer.drawing`` lays out its table."""
 
 from __future__ import annotations
 
 import functools
 import json
-import textwrap
 from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.core.event import Event, Stage
-from composer.drawing import Box, Phase, draw_plan
+from composer.drawing import COLUMNS, Box, Phase, Row, draw_plan, table_lines, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,9 +33,6 @@ _PHASES: Mapping[str, tuple[Event, Event, int]] = {
 }
 """The phases of a run, in their order, each with its first and last event, and the number of loops that it is in."""
 
-_HEADER = ("EVENT", "RUNS", "STAGE", "WHY HERE")
-_COLUMNS, _REASON = 80, 20
-"""The width of the table, and the least width of the reasons, which make it wider beside long names."""
 _RULES = (
     f"Stages, in their order: {', '.join(stage.name.lower() for stage in Stage if stage is not Stage.UNDECLARED)}. "
     "Within a stage the list's order counts; at after_* events its reverse. After_forward, after_loss and "
@@ -46,9 +42,6 @@ _WITHOUT_STAGE = (
     " Without a stage: after all others; first where stages are reversed; as architecture before training (init to "
     "fit_start)."
 )
-
-Row = tuple[str, str, str, str]
-"""Event, name, stage, reason."""
 
 
 @attrs.frozen(eq=False)
@@ -259,16 +252,16 @@ def _text_lines(plan: Plan) -> Iterator[str]:
         yield from _table(plan)
     if folded := plan.folded():
         line = f"Callbacks and loggers (explain(verbose=True) shows where): {', '.join(folded)}"
-        yield from ("", *_wrap(line, _COLUMNS, subsequent_indent="  ")) if shown else [line]
+        yield from ("", *wrap(line, COLUMNS, subsequent_indent="  ")) if shown else [line]
     algorithms = [entry for entry in shown if entry.kind == "algorithm"]
     if algorithms:
         without_stage = any(entry.stage is None for entry in algorithms)
-        yield from ("", *_wrap(_RULES + _WITHOUT_STAGE if without_stage else _RULES, _COLUMNS))
+        yield from ("", *wrap(_RULES + _WITHOUT_STAGE if without_stage else _RULES, COLUMNS))
     if plan.acted:
         acts = ", ".join(f"{name} {count} {unit}" for name, (count, unit) in plan.acted.items())
-        yield from ("", *_wrap(f"Acted in this training: {acts}.", _COLUMNS))
+        yield from ("", *wrap(f"Acted in this training: {acts}.", COLUMNS))
     for warning in plan.warnings:
-        yield from ("", *_wrap(f"WARNING: {warning}", _COLUMNS, subsequent_indent="  "))
+        yield from ("", *wrap(f"WARNING: {warning}", COLUMNS, subsequent_indent="  "))
 
 
 def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
@@ -278,16 +271,9 @@ def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
     declared += [f"reads {', '.join(only_read)}"] if only_read else []
     declared += [f"owns {' and '.join(declaration.owns)}"] if declaration.owns else []
     texts = [declaration.summary, "; ".join(declared) or "does not declare what it reads and changes"]
-    lines = [line for text in texts for line in _wrap(text, _COLUMNS - len(indent))]
+    lines = [line for text in texts for line in wrap(text, COLUMNS - len(indent))]
     yield f"  {declaration.name:<{name_width}}  {lines[0]}"
     yield from (f"{indent}{line}" for line in lines[1:])
-
-
-def _wrap(text: str, width: int, subsequent_indent: str = "") -> list[str]:
-    """Return the lines of a paragraph; words are not broken."""
-    return textwrap.wrap(
-        text, width, subsequent_indent=subsequent_indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _by_phase(plan: Plan) -> Iterator[tuple[str, int, list[tuple[Event, list[Entry]]]]]:
@@ -310,13 +296,7 @@ def _table(plan: Plan) -> Iterator[str]:
         ("", one.key, one.what, "if match(); see below" if one.kind == "algorithm" else "own run_event")
         for one in plan.shown_everywhere()
     ]
-    rows = [_HEADER, *chain.from_iterable(phases.values())]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    yield _line(_HEADER, widths, indent=2)
-    for phase, shown in phases.items():
-        if shown:
-            yield f"  {phase}"
-            yield from chain.from_iterable(_lines(row, widths) for row in shown)
+    return table_lines(phases)
 
 
 def _rows(event: Event, entries: Sequence[Entry]) -> list[Row]:
@@ -327,20 +307,3 @@ def _rows(event: Event, entries: Sequence[Entry]) -> list[Row]:
 def _reason(entry: Entry) -> str:
     often = "" if entry.every is None else f"every {entry.every}"
     return "; ".join(filter(None, [entry.why, often, "if match()" if entry.asked else ""]))
-
-
-def _lines(row: Row, widths: Sequence[int]) -> Iterator[str]:
-    """Yield the lines of a row, of which its reason needs several if it is long."""
-    width = max(_REASON, _COLUMNS - sum(widths) - 4 - 2 * 3)
-    first, *others = _wrap(row[3], width) or [""]
-    yield _line((*row[:3], first), widths, indent=4)
-    yield from (_line(("", "", "", other), widths, indent=4) for other in others)
-
-
-def _line(row: Row, widths: Sequence[int], indent: int) -> str:
-    event, *cells = row
-    # The header and the events start at different columns, the other cells at the same.
-    first = f"{' ' * indent}{event:<{widths[0] + 4 - indent}}"
-    return "  ".join(
-        [first, *(f"{cell:<{width}}" for cell, width in zip(cells, [*widths[1:], 0], strict=True))]
-    ).rstrip()
