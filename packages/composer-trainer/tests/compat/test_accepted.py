@@ -93,3 +93,14 @@ def test_a_schedule_with_a_warmup_of_its_own():
         trainer = trained(max_duration="4ba", schedulers=Grows())
 
     assert trainer.state.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 4 / 100)
+
+
+def test_a_loader_beside_evaluators():
+    """It is evaluated under the label that it has alone; two of them have one label, which is an error."""
+    small = Evaluator(label="small", dataloader=make_loader())
+
+    trainer = trained(eval_dataloader=[make_loader(), small])
+
+    assert list(trainer.state.eval_metrics) == ["eval", "small"]
+    with pytest.raises(ValueError, match=r"must have a label of its own, got \['eval', 'eval'\]"):
+        small_run(eval_dataloader=[make_loader(), make_loader()])

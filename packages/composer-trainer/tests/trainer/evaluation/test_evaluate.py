@@ -238,7 +238,7 @@ class TestWhatIsEvaluated:
 
     def test_unlabelled_loaders_raise(self):
         """Two loaders in a list raise, as their metrics would have equal names."""
-        with pytest.raises(TypeError, match="Evaluator"):
+        with pytest.raises(ValueError, match=r"Evaluator\(label.*a label of its own, got"):
             small_run(eval_dataloader=[make_loader(), make_loader()])
 
     @pytest.mark.parametrize(("loader", "message"), [([], "has no batches"), (iter([]), "returned no batch")])

@@ -62,7 +62,7 @@ from composer.trainer.evaluation.metrics import (
 from composer.trainer.stopping import Stopped, StopSignals, agree_on_stop
 
 Loader: TypeAlias = Iterable[Any] | DataSpec
-EvalData: TypeAlias = Loader | Evaluator | Sequence[Evaluator]
+EvalData: TypeAlias = Loader | Evaluator | Sequence[Loader | Evaluator]
 EvalInterval: TypeAlias = int | str | Time | Callable[[State, Event], bool]
 
 
@@ -86,7 +86,6 @@ class Evaluations:
         eval_subset_num_batches: The number of batches of evaluators without one of their own.
 
     Raises:
-        TypeError: Several data sets are given that are not all evaluators.
         ValueError: The interval or the number of batches is out of range.
     """
 
@@ -181,28 +180,18 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> list[Evaluator]:
 
 
 def to_evaluators(data: EvalData) -> list[Evaluator]:
-    """Return the evaluators of one or several data sets.
-
-    Raises:
-        TypeError: Several data sets are given that are not all evaluators.
-    """
+    """Return the evaluators of one or several data sets; what is none is labelled ``"eval"``."""
     kinds = (Evaluator, DataSpec, DataLoader)
     if not isinstance(data, Sequence) or not any(isinstance(one, kinds) for one in data):
         return [ensure_evaluator(data)]
-    for one in data:
-        if not isinstance(one, Evaluator):
-            raise TypeError(
-                f"Several data sets to evaluate on must each be an Evaluator, got {type(one).__name__} among them. "
-                "Give each a name: Evaluator(label='...', dataloader=...)."
-            )
-    return list(data)
+    return [ensure_evaluator(one) for one in data]
 
 
 def check_labels(evaluators: Sequence[Evaluator], of_training: str | None) -> None:
     """Raise a ValueError if two evaluators have the same label, or one that of the training data."""
     labels = [evaluator.label for evaluator in evaluators]
     if len(set(labels)) != len(labels):
-        raise ValueError(f"Every Evaluator must have a label of its own, got {labels}.")
+        raise ValueError(f"Evaluator(label='...', dataloader=...) must have a label of its own, got {labels}.")
     if of_training in labels:
         raise ValueError(
             f"An Evaluator must not have the label of the training data, got {of_training!r}: the metrics of both "
