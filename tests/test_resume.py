@@ -372,11 +372,12 @@ class TestEachWayToTrain:
 
         assert_same(*twice(tmp_path, settings, stop="ep0-ba2"))
 
-    def test_muon(self, tmp_path):
+    @pytest.mark.parametrize("options", [{"ns_coefficients": "polar_express"}, {"row_beta": 0.95}])
+    def test_muon(self, tmp_path, options):
         """Muon with AdamW resumes under a schedule."""
 
         def settings(model):
-            optimizer = muon_with_adamw(model, lr=0.02, ns_coefficients="polar_express")
+            optimizer = muon_with_adamw(model, lr=0.02, **options)
             return {"optimizers": optimizer, "schedulers": LinearScheduler(alpha_f=0.1)}
 
         assert_same(*twice(tmp_path, settings, stop="ep1-ba5"))

@@ -30,6 +30,12 @@ def test_cautious_steps(four_muons, kind):
     assert all(result[kind]["cautious"] < 1e-6 for result in four_muons)
 
 
+@pytest.mark.parametrize("kind", ["fsdp", "shard x tp"])
+def test_rows_and_parts(four_muons, kind):
+    """Normalized rows, and matrices that are two, are bit-identical with one process."""
+    assert all(result[kind]["rows"] == [] for result in four_muons)
+
+
 def test_compensation_is_sharded(four_muons):
     """Kahan summation of sharded weights is bit-identical with one process."""
     assert all(result["kahan"] for result in four_muons)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from composer import functional as cf
 from composer.algorithms import GradientClipping
 from composer.callbacks import LRMonitor
 from composer.functional.training import orthogonalization
@@ -215,6 +216,130 @@ class Transformer(nn.Module):
         self.aux_head = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
         self.down = nn.Linear(16, 8)
         self.output = nn.Linear(8, 4)
+
+
+def normuon(weights, gradients, *, lr, decay, momentum, beta, eps):
+    """Step by the formulas of arXiv:2510.05491 in float64, with Nesterov momentum and orthogonal factors as given."""
+    averages = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
+    squares = [torch.zeros(len(weight), dtype=torch.float64) for weight in weights]
+    weights = [weight.double() for weight in weights]
+    for step in gradients:
+        for place, gradient in enumerate(one.double() for one in step):
+            averages[place] = momentum * averages[place] + (1 - momentum) * gradient
+            update = ((1 - momentum) * gradient + momentum * averages[place]).bfloat16()
+            factor = cf.orthogonalize(update).double()
+            squares[place] = beta * squares[place] + (1 - beta) * factor.square().mean(1)
+            factor = factor / (squares[place].sqrt() + eps)[:, None]
+            rate = 0.2 * lr * math.sqrt(factor.numel()) / factor.norm()
+            weights[place] = weights[place] - lr * decay * weights[place] - rate * factor
+    return weights
+
+
+class TestRows:
+    """Rows that are normalized, and weights of several matrices."""
+
+    def test_equals_the_formula(self):
+        weights, generator = make_weights(), torch.Generator().manual_seed(2)
+        steps = [[torch.randn(weight.shape, generator=generator) for weight in weights] for _ in range(5)]
+        expected = normuon(
+            [weight.detach() for weight in weights], steps, lr=0.01, decay=0.1, momentum=0.95, beta=0.9, eps=1e-7
+        )
+        optimizer = Muon(weights, lr=0.01, row_beta=0.9)
+        for step in steps:
+            for weight, gradient in zip(weights, step, strict=True):
+                weight.grad = gradient
+            optimizer.step()
+        for weight, other in zip(weights, expected, strict=True):
+            torch.testing.assert_close(weight.detach().double(), other, rtol=1e-5, atol=1e-6)
+        assert [tuple(optimizer.state[weight]["row_exp_avg_sq"].shape) for weight in weights] == [
+            (6,),
+            (4,),
+            (5,),
+            (6,),
+            (1,),
+        ]
+
+    def test_rows_move_by_similar_amounts(self):
+        """Rows whose gradients differ by far move alike, unlike without the averages."""
+        spreads = []
+        for beta in (None, 0.95):
+            weight = nn.Parameter(torch.zeros(16, 8))
+            optimizer = Muon([weight], lr=1.0, weight_decay=0.0, row_beta=beta)
+            scale = torch.logspace(-3, 0, 16)[:, None]
+            train_with = torch.Generator().manual_seed(3)
+            for _ in range(20):
+                weight.grad = scale * torch.randn(16, 8, generator=train_with)
+                optimizer.step()
+            rows = weight.detach().norm(dim=1)
+            spreads.append(float(rows.max() / rows.min()))
+        assert spreads[1] < 4 < spreads[0] / 4
+
+    @pytest.mark.parametrize("beta", [None, 0.95])
+    @pytest.mark.parametrize("rule", ["match_rms_adamw", "original"])
+    def test_fused_equals_separate_matrices(self, beta, rule):
+        """Also parts of different sizes, and columns of the weights of Transformers' Conv1D."""
+        options = {"lr": 0.01, "adjust_lr_fn": rule, "row_beta": beta}
+        parts = make_weights([(8, 6), (4, 6), (4, 6)])
+        fused = nn.Parameter(torch.cat([part.detach() for part in parts]))
+        transposed = nn.Parameter(fused.detach().t().contiguous())
+        optimizers = (
+            Muon(parts, **options),
+            Muon([{"params": [fused], "fused": (8, 4, 4)}], **options),
+            Muon([{"params": [transposed], "fused": (8, 4, 4), "transposed": True}], **options),
+        )
+        generator = torch.Generator().manual_seed(4)
+        for _ in range(3):
+            fused.grad = torch.randn(fused.shape, generator=generator)
+            transposed.grad = fused.grad.t().contiguous()
+            for part, gradient in zip(parts, fused.grad.split([8, 4, 4]), strict=True):
+                part.grad = gradient.clone()
+            for optimizer in optimizers:
+                optimizer.step()
+        expected = [torch.cat([part.detach() for part in parts])]
+        assert_close([fused.detach()], expected, 0.05)
+        assert_close([transposed.detach().t()], expected, 0.05)
+        whole = Muon(
+            [other := nn.Parameter(torch.cat([part.detach() for part in make_weights([(8, 6), (4, 6), (4, 6)])]))],
+            **options,
+        )
+        other.grad = fused.grad
+        whole.step()
+        assert not torch.allclose(other, fused, atol=1e-3)
+
+    def test_projections_of_gpt2(self):
+        """Names of fused projections give a group of their own, with the outputs as rows."""
+        transformers = pytest.importorskip("transformers")
+        config = transformers.GPT2Config(n_embd=8, n_head=2, n_layer=2, vocab_size=11, n_positions=8)
+        model = transformers.GPT2LMHeadModel(config)
+        optimizer = muon_with_adamw(model, lr=0.01, row_beta=0.95, fused={"*.attn.c_attn": 3})
+        groups = {
+            (group["fused"], group["transposed"]): group["param_names"]
+            for group in optimizer.param_groups
+            if group["use_muon"]
+        }
+        assert groups[(8, 8, 8), True] == [f"transformer.h.{layer}.attn.c_attn.weight" for layer in (0, 1)]
+        assert len(groups[None, True]) == 6
+        model(torch.zeros(2, 8, dtype=torch.long), labels=torch.ones(2, 8, dtype=torch.long)).loss.backward()
+        optimizer.step()
+        state = optimizer.state[model.transformer.h[0].mlp.c_fc.weight]
+        assert state["row_exp_avg_sq"].shape == (32,)
+
+    @pytest.mark.parametrize(
+        ("fused", "message"),
+        [
+            ({"0": 3}, "divides 8 outputs, got 3"),
+            ({"0": (4, 3)}, r"whose sum is 8, got \(4, 3\)"),
+            ({"layer": 2}, "fused must name parameters or modules, got 'layer'"),
+        ],
+    )
+    def test_invalid_parts(self, fused, message):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+        with pytest.raises(ValueError, match=message):
+            muon_with_adamw(model, lr=0.01, fused=fused)
+
+    def test_invalid_decay(self):
+        with pytest.raises(ValueError, match=r"row_beta must lie in \[0, 1\), got 1.0"):
+            Muon(make_weights(), row_beta=1.0)
 
 
 class TestAssignment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -59,6 +59,13 @@ class Muon(SteppingOptimizer):
     - all matrices of one shape are orthogonalized in one batch;
     - tensors with more dimensions, such as the weights of convolutions, are matrices of shape ``(m, -1)``. In groups
       with ``flatten=False`` they are batches of matrices, such as the experts of a mixture;
+    - with ``row_beta``, each row of ``O_t`` is divided by the root of an average of its mean square,
+      ``v_t = row_beta * v_(t-1) + (1 - row_beta) * mean(O_t^2)``, and the matrix is scaled to the Frobenius norm
+      ``sqrt(min(m, n))`` of an orthogonal one. This is NorMuon (arXiv:2510.05491), whose ``row_beta`` is 0.95: neurons
+      move by similar amounts;
+    - in groups with ``fused=(rows, rows, ...)``, these rows of a weight are matrices of their own, such as the queries,
+      keys and values of one projection. In groups with ``transposed=True``, rows are the columns of the weights, as of
+      Transformers' ``Conv1D``;
     - groups with ``use_muon=False`` are optimized by AdamW with the group's ``lr``, ``weight_decay``, ``betas`` and
       ``adamw_eps``; :func:`muon_with_adamw` creates the groups;
     - sharded weights (FSDP2, tensor parallelism) have sharded momentum, of which each step gathers the matrices in 16
@@ -82,6 +89,7 @@ class Muon(SteppingOptimizer):
             with the direction ``u`` of the step, those with ``u * weights >= 0`` (arXiv:2510.12402).
         cautious_update: Whether to apply only the elements of the direction whose sign is that of the gradient,
             multiplied by ``elements / (applied elements + 1)`` (arXiv:2411.16085).
+        row_beta: The decay of the averages of the squares of rows, in ``[0, 1)``; None does not normalize rows.
         rounding: What happens to updates of 16-bit weights of less than half the distance to the next number.
             ``"nearest"`` loses them. ``"stochastic"`` rounds up or down at random, so that the mean is exact (bfloat16
             only). ``"kahan"`` adds them later, and needs 16 bits of memory for each weight (arXiv:2010.06192).
@@ -116,6 +124,7 @@ class Muon(SteppingOptimizer):
         adamw_eps: float = 1e-8,
         cautious_weight_decay: bool = False,
         cautious_update: bool = False,
+        row_beta: float | None = None,
         rounding: str = "nearest",
     ) -> None:
         defaults = {
@@ -131,6 +140,9 @@ class Muon(SteppingOptimizer):
             "adamw_eps": adamw_eps,
             "use_muon": True,
             "flatten": True,
+            "transposed": False,
+            "fused": None,
+            "row_beta": row_beta,
             "cautious_weight_decay": cautious_weight_decay,
             "cautious_update": cautious_update,
             "rounding": rounding,
@@ -138,8 +150,10 @@ class Muon(SteppingOptimizer):
         super().__init__(params, defaults)
 
     def _check(self, group: Group) -> None:
-        check_flags(**{name: group[name] for name in ("nesterov", "use_muon", "flatten")})
+        check_flags(**{name: group[name] for name in ("nesterov", "use_muon", "flatten", "transposed")})
         check_interval("momentum", group["momentum"], 0, 1, "It is the decay of gradients.", open_high=True)
+        if group["row_beta"] is not None:
+            check_interval("row_beta", group["row_beta"], 0, 1, "It is the decay of squares.", open_high=True)
         check_orthogonalization(group["ns_coefficients"], group["ns_steps"], group["eps"], "ns_")
         check_choice("adjust_lr_fn", group["adjust_lr_fn"], "match_rms_adamw", "original", "spectral_unclamped", None)
         check_adamw(group["betas"], "adamw_eps", group["adamw_eps"])
@@ -152,6 +166,9 @@ class Muon(SteppingOptimizer):
                     f"params of Muon must be matrices of real numbers, got one of shape {tuple(parameter.shape)} and "
                     f"{parameter.dtype}. Use muon_with_adamw(model, lr=...), or a group with use_muon=False for others."
                 )
+            rows, fused = _matrix_shape(parameter, group)[0], group["fused"]
+            if fused is not None and (sum(fused) != rows or min(fused) < 1):
+                raise ValueError(f"fused must be numbers of rows whose sum is {rows}, got {fused}.")
 
     def routing(self) -> str:
         """Return a table of the parameters by their optimizer, with names if it was created from named parameters.
@@ -194,7 +211,9 @@ class Muon(SteppingOptimizer):
             some = [weights[place] for place in places]
             new = local_parts([placed_like(gradients[place], weights[place]) for place in places])
             directions = self._directions(some, new, group)
-            rate = group["lr"] * _factor(*_matrix_shape(some[0], group["flatten"]), group["adjust_lr_fn"])
+            rate = group["lr"]
+            if group["fused"] is None:  # else the directions have the factors of their parts
+                rate *= _factor(*_matrix_shape(some[0], group), group["adjust_lr_fn"])
             if is_applied_simply(group):
                 decay(some, fraction)
                 torch._foreach_add_(local_parts(some), directions, alpha=-rate)
@@ -212,13 +231,39 @@ class Muon(SteppingOptimizer):
         held = local_parts(momenta)
         torch._foreach_lerp_(held, new, 1 - group["momentum"])
         updates = torch._foreach_lerp(new, held, group["momentum"]) if group["nesterov"] else held  # noqa: SLF001
-        shape = _matrix_shape(weights[0], group["flatten"])
+        shape = _matrix_shape(weights[0], group)
         stacked = torch.empty((len(weights), *weights[0].shape), dtype=torch.bfloat16, device=updates[0].device)
         torch._foreach_copy_(list(stacked), list(map(_complete, updates, weights)))
-        result = orthogonalize(stacked.view(-1, *shape), group["ns_coefficients"], group["ns_steps"], group["eps"]).to(
-            weights[0].dtype
-        )
-        return [_part(one, weight) for one, weight in zip(result.reshape(stacked.shape), weights, strict=True)]
+        matrices = stacked.mT if group["transposed"] else stacked
+        result = self._orthogonalized(matrices.reshape(-1, *shape), weights, group).to(weights[0].dtype)
+        result = result.reshape(matrices.shape)
+        result = result.mT if group["transposed"] else result
+        return [_part(one, weight) for one, weight in zip(result, weights, strict=True)]
+
+    def _orthogonalized(self, matrices: Tensor, weights: list[Tensor], group: Group) -> Tensor:
+        """Return the matrices of some weights with singular values near 1, with the settings for rows and parts."""
+        settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
+        fused, has_averages = group["fused"], group["row_beta"] is not None
+        if fused is None and not has_averages:
+            return orthogonalize(matrices, *settings)
+        parts = [orthogonalize(part, *settings) for part in matrices.split(list(fused or matrices.shape[1:2]), 1)]
+        if has_averages:
+            squares = torch.cat([part.float().square().mean(2) for part in parts], 1).view(len(weights), -1)
+            roots = self._row_averages(weights, squares, group["row_beta"]).sqrt().add(group["eps"])
+            roots = roots.view(*matrices.shape[:2], 1).split([part.shape[1] for part in parts], 1)
+            parts = [_of_norm(part / root, min(part.shape[1:])) for part, root in zip(parts, roots, strict=True)]
+        if fused is not None:
+            parts = [part * _factor(*part.shape[1:], group["adjust_lr_fn"]) for part in parts]
+        return torch.cat(parts, 1)
+
+    def _row_averages(self, weights: list[Tensor], squares: Tensor, beta: float) -> Tensor:
+        """Update the averages of the mean squares of rows, and return those of all weights."""
+        for weight, square in zip(weights, squares, strict=True):
+            self.state[weight].setdefault("row_exp_avg_sq", torch.zeros_like(square))
+        # In each process complete; those of a resumed run are replicated DTensors.
+        averages = local_parts([self.state[weight]["row_exp_avg_sq"] for weight in weights])
+        torch._foreach_lerp_(averages, list(squares), 1 - beta)
+        return torch.stack(averages)
 
 
 def muon_with_adamw(
@@ -235,6 +280,8 @@ def muon_with_adamw(
     adamw_eps: float = 1e-8,
     cautious_weight_decay: bool = False,
     cautious_update: bool = False,
+    row_beta: float | None = None,
+    fused: Mapping[str, int | Sequence[int]] | None = None,
     rounding: str = "nearest",
 ) -> Muon:
     """Return one :class:`Muon` for all parameters of a model: hidden matrices by Muon, all others by AdamW.
@@ -266,6 +313,10 @@ def muon_with_adamw(
         adamw_eps: Added to AdamW's denominator.
         cautious_weight_decay: Whether to decay only what a step moves towards zero; see :class:`Muon`.
         cautious_update: Whether to apply only what agrees with the gradient.
+        row_beta: The decay of the averages of the squares of rows, 0.95 in NorMuon; see :class:`Muon`.
+        fused: Matrices that are several ones: their names, or those of their modules, with ``*`` for anything, and the
+            number of equal parts of the outputs, or the outputs of each part: ``{"*.c_attn": 3}`` for queries, keys and
+            values. Projections that interleave these by head are no such matrices.
         rounding: How 16-bit weights are rounded.
 
     Returns:
@@ -284,15 +335,18 @@ def muon_with_adamw(
     check_modules(model=model)
     patterns = [adamw] if isinstance(adamw, str) else list(adamw)
     rate = lr if adamw_lr is None else adamw_lr
-    groups: dict[str, Group] = {
+    groups: dict[object, Group] = {
         "matrices": {"params": []},
         "batches": {"params": [], "flatten": False},
         "others": {"params": [], "use_muon": False, "lr": rate},
         "vectors": {"params": [], "use_muon": False, "lr": rate, "weight_decay": 0.0},
     }
+    layouts = _layouts(model, fused or {}, has_rows=row_beta is not None)
     for name, parameter, kind in _assigned(model, patterns):
-        groups[kind]["params"].append((name, parameter))
-    if not groups["matrices"]["params"] and not groups["batches"]["params"]:
+        is_alone = kind == "matrices" and id(parameter) in layouts
+        group = groups.setdefault(str(layouts[id(parameter)]), layouts[id(parameter)]) if is_alone else groups[kind]
+        group.setdefault("params", []).append((name, parameter))
+    if not any(group["params"] and group.get("use_muon", True) for group in groups.values()):
         raise ValueError(
             f"model must have a hidden matrix for Muon, got a {type(model).__name__} whose parameters are embeddings, "
             "the head, norms and biases. Use torch.optim.AdamW."
@@ -308,6 +362,7 @@ def muon_with_adamw(
         adamw_eps=adamw_eps,
         cautious_weight_decay=cautious_weight_decay,
         cautious_update=cautious_update,
+        row_beta=row_beta,
         rounding=rounding,
     )
     _log.info("Parameters by optimizer:\n%s", optimizer.routing())
@@ -333,7 +388,8 @@ def _assigned(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, 
         is_before = is_before and owner not in blocks
         is_embedding = is_before and not is_convolution and any("embed" in part for part in path)
         is_weight = "weight" in path[-1] or ("proj" in path[-1] and (owner in blocks or parameter.ndim > 2))
-        rows, columns = _matrix_shape(parameter, is_convolution) if parameter.ndim > 1 else (1, 1)
+        layout = {"flatten": is_convolution, "transposed": False}
+        rows, columns = _matrix_shape(parameter, layout) if parameter.ndim > 1 else (1, 1)
         if min(rows, columns) <= 1 or not parameter.is_floating_point():
             yield name, parameter, "vectors"
         elif id(parameter) in excluded or is_embedding or not is_weight:
@@ -342,7 +398,7 @@ def _assigned(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, 
             yield name, parameter, "matrices" if parameter.ndim == 2 or is_convolution else "batches"
 
 
-def _named(model: nn.Module, patterns: Sequence[str]) -> set[int]:
+def _named(model: nn.Module, patterns: Sequence[str], argument: str = "adamw") -> set[int]:
     """Return the identities of the parameters that patterns match, by their names or those of their modules."""
     names = [name for name, _ in model.named_modules() if name]
     found: set[int] = set()
@@ -353,16 +409,43 @@ def _named(model: nn.Module, patterns: Sequence[str]) -> set[int]:
             if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
         }
         if not matched:
-            raise ValueError(f"adamw must name parameters or modules, got {pattern!r}{nearest(pattern, names)}")
+            raise ValueError(f"{argument} must name parameters or modules, got {pattern!r}{nearest(pattern, names)}")
         found |= matched
     return found
 
 
-def _matrix_shape(weight: Tensor, flatten: bool) -> tuple[int, int]:
+def _layouts(model: nn.Module, fused: Mapping[str, int | Sequence[int]], *, has_rows: bool) -> dict[int, Group]:
+    """Return the settings of the groups of matrices whose parts or rows matter, by the identities of parameters."""
+    outputs = {id(one): (one.shape[0], False) for one in model.parameters() if one.ndim > 1}
+    for module in model.modules():
+        if type(module).__name__ == "Conv1D" and isinstance(weight := getattr(module, "weight", None), nn.Parameter):
+            outputs[id(weight)] = (weight.shape[1], True)  # that of Transformers: inputs x outputs
+    layouts: dict[int, Group] = {
+        one: {"transposed": True} for one, (_, is_transposed) in outputs.items() if is_transposed and has_rows
+    }
+    for pattern, parts in fused.items():
+        for one in _named(model, [pattern], "fused") & outputs.keys():
+            rows, is_transposed = outputs[one]
+            if isinstance(parts, int) and (parts < 1 or rows % parts):
+                raise ValueError(f"fused must be a number that divides {rows} outputs, got {parts} for {pattern!r}.")
+            sizes = (rows // parts,) * parts if isinstance(parts, int) else tuple(parts)
+            layouts[one] = {"fused": sizes, "transposed": is_transposed}
+    return layouts
+
+
+def _matrix_shape(weight: Tensor, group: Group) -> tuple[int, int]:
     """Return the shape of a tensor as a matrix, or of the matrices in a batch of them."""
-    if flatten:
+    if group["transposed"]:
+        return weight.shape[-1], weight.shape[-2]
+    if group["flatten"]:
         return weight.shape[0], math.prod(weight.shape[1:])
     return weight.shape[-2], weight.shape[-1]
+
+
+def _of_norm(matrices: Tensor, square: int) -> Tensor:
+    """Return matrices scaled to a Frobenius norm, given its square; zeros remain."""
+    norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+    return matrices * (math.sqrt(square) / norms.clamp(min=torch.finfo(matrices.dtype).tiny))
 
 
 def _factor(rows: int, columns: int, rule: str | None) -> float:
