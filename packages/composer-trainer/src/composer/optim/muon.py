@@ -246,14 +246,16 @@ class Muon(SteppingOptimizer):
         fused, has_averages = group["fused"], group["row_beta"] is not None
         if fused is None and not has_averages:
             return orthogonalize(matrices, *settings)
-        parts = [orthogonalize(part, *settings) for part in matrices.split(list(fused or matrices.shape[1:2]), 1)]
+        parts = [
+            orthogonalize(part, *settings) for part in torch.split(matrices, list(fused or matrices.shape[1:2]), 1)
+        ]
         if has_averages:
             squares = torch.cat([part.float().square().mean(2) for part in parts], 1).view(len(weights), -1)
             roots = self._row_averages(weights, squares, group["row_beta"]).sqrt().add(group["eps"])
-            roots = roots.view(*matrices.shape[:2], 1).split([part.shape[1] for part in parts], 1)
-            parts = [_of_norm(part / root, min(part.shape[1:])) for part, root in zip(parts, roots, strict=True)]
+            of_parts = torch.split(roots.view(*matrices.shape[:2], 1), [part.shape[1] for part in parts], 1)
+            parts = [_of_norm(part / root, min(part.shape[1:])) for part, root in zip(parts, of_parts, strict=True)]
         if fused is not None:
-            parts = [part * _factor(*part.shape[1:], group["adjust_lr_fn"]) for part in parts]
+            parts = [part * _factor(part.shape[1], part.shape[2], group["adjust_lr_fn"]) for part in parts]
         return torch.cat(parts, 1)
 
     def _row_averages(self, weights: list[Tensor], squares: Tensor, beta: float) -> Tensor:
@@ -444,8 +446,8 @@ def _matrix_shape(weight: Tensor, group: Group) -> tuple[int, int]:
 
 def _of_norm(matrices: Tensor, square: int) -> Tensor:
     """Return matrices scaled to a Frobenius norm, given its square; zeros remain."""
-    norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    return matrices * (math.sqrt(square) / norms.clamp(min=torch.finfo(matrices.dtype).tiny))
+    norms: Tensor = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+    return matrices / norms.clamp(min=torch.finfo(matrices.dtype).tiny) * math.sqrt(square)
 
 
 def _factor(rows: int, columns: int, rule: str | None) -> float:
