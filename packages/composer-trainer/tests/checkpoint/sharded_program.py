@@ -359,7 +359,7 @@ def background(world_size, folder):
     found["goes on"] = saver._saving.is_busy
     for name, parameter in state.model.named_parameters():
         fill(parameter, name, 9)
-    saver._wait()
+    saver.wait()
     LocalFolder.put = put
     later, ema = make_state("2", factor=5)
     load_checkpoint(f"{folder}/background/latest", later)
@@ -381,7 +381,7 @@ def background(world_size, folder):
         found["error"] = f"{type(error).__name__}: {error}"
     LocalFolder.put = put
     saver.save(state)
-    saver._wait()
+    saver.wait()
     saver.fit_end(state, logger)
     saver.close(state, logger)
     found["left"] = sorted(entry.name for entry in Path(folder, "background").iterdir())
