@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    DataCollatorWithFlattening,
     GPT2Config,
     GPT2LMHeadModel,
     MistralConfig,
@@ -220,6 +221,23 @@ class TestCheck:
 
         assert "check_model=False" in raised.value.__notes__[0]
         assert torch.equal(before, torch.cat([each.detach().flatten() for each in model.parameters()]))
+
+    def test_flattened_documents(self):
+        """A batch of Transformers' collator for training without padding is checked, too, in each form of the call."""
+        lists = [{"input_ids": list(document)} for document in DOCUMENTS[:8]]
+        flatten = DataCollatorWithFlattening()
+
+        for collate in (flatten, lambda samples: dict(flatten(samples))):
+            loader = DataLoader(lists, batch_size=8, collate_fn=collate)
+            with pytest.raises(ValueError, match="of BloomForCausalLM must not attend across documents"):
+                self.fit(make_bloom(), loader)
+            self.fit(make_model(n_positions=512), loader)
+
+    def fit(self, model, loader):
+        """Train for a batch."""
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        options = {"max_duration": "1ba", "device": "cpu", "progress_bar": False}
+        Trainer(model=model, train_dataloader=loader, optimizers=optimizer, **options).fit()
 
     @pytest.mark.parametrize(
         "wrap",

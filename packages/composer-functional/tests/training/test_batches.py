@@ -11,6 +11,7 @@ from transformers import (
 )
 
 from composer import functional as cf
+from composer.functional.training.batches import is_flattened, warn_of_padding
 
 IMAGE, VIDEO, PAD = 5, 6, 2
 GRIDS = [(1, 4, 4), (1, 2, 4), (1, 4, 6), (2, 2, 2)]
@@ -206,3 +207,26 @@ class TestCountRealTokens:
         assert cf.count_real_tokens({"input_ids": ids}) == 48
         assert cf.count_real_tokens(packed) == 5
         assert cf.count_real_tokens(cf.add_document_mask(packed)) == 5
+
+    def test_a_clock_of_padding_is_reported(self):
+        """A number of tokens that includes padding gives a warning with the remedy."""
+        batch = {"input_ids": torch.ones(2, 4), "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])}
+
+        with pytest.warns(UserWarning, match=r"of 8 tokens in the first batch 5 are real.*count_real_tokens"):
+            warn_of_padding(batch, 8)
+        warn_of_padding(batch, 5)
+        warn_of_padding(torch.ones(2), 0)
+
+
+class TestIsFlattened:
+    def test_rows(self):
+        """One row with several documents is flattened; rows, packed rows and positions of images are not."""
+        ids, positions = torch.ones(1, 5), torch.tensor([[0, 1, 2, 0, 1]])
+
+        assert is_flattened({"input_ids": ids, "position_ids": positions})
+        assert not is_flattened({"input_ids": ids, "position_ids": torch.arange(5)[None]})
+        assert not is_flattened({"input_ids": ids, "position_ids": positions.expand(3, 1, 5)})
+        assert not is_flattened({"input_ids": ids.expand(2, 5), "position_ids": positions.expand(2, 5)})
+        assert not is_flattened(cf.collate_packed([cf.pack_documents([torch.arange(3), torch.arange(2)], 5)]))
+        assert not is_flattened({"input_ids": ids})
+        assert not is_flattened(ids)

@@ -237,3 +237,10 @@ class TestCollatePairs:
             ValueError, match=re.escape("pairs[1] must be a dictionary with chosen, reference, rejected")
         ):
             cf.collate_pairs([cached, pair])
+
+    def test_messages_raise(self):
+        """Pairs of messages, as data sets of TRL have them, raise an error with the function that tokenizes them."""
+        pair = {side: [{"role": "assistant", "content": "Yes."}] for side in ("chosen", "rejected")}
+
+        with pytest.raises(ValueError, match=r"with input_ids and labels, got .*: tokenize_chat\(prompt \+ answer"):
+            cf.collate_pairs([pair])

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from sklearn.metrics import f1_score, roc_auc_score
 from torch import nn
 from torch.nn import functional as F
 from torchmetrics import Accuracy, MeanSquaredError, Metric
-from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision
+from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassAccuracy, MultilabelAveragePrecision
 from torchmetrics.text import Perplexity
 from transformers import PretrainedConfig
 
@@ -72,6 +73,18 @@ class TestMetricsOfTheOutput:
         model, batch = HuggingFaceModel(make_model("gpt2")).eval(), make_batch("gpt2")
 
         assert _value(model, LossOfOutput(), batch) == pytest.approx(model(batch)["loss"].item())
+
+
+class TestBinaryMetrics:
+    def test_two_scores(self, make_model, make_batch):
+        """A metric of two classes gets the probability of class 1, as the F1 score and the AUROC of scikit-learn."""
+        model, batch = HuggingFaceModel(make_model("classifier", num_labels=2)).eval(), make_batch("classifier")
+        batch["labels"] = torch.arange(8) % 2
+        logits, labels = model(batch)["logits"].detach(), batch["labels"].numpy()
+
+        assert _value(model, BinaryF1Score(), batch) == pytest.approx(f1_score(labels, logits.argmax(1).numpy()))
+        scores = logits.diff(dim=1)[:, 0].numpy()
+        assert _value(model, BinaryAUROC(), batch) == pytest.approx(roc_auc_score(labels, scores))
 
 
 class TestTraining:
@@ -144,6 +157,26 @@ class TestLoss:
 
         assert torch.equal(model.loss(outputs, batch), outputs["loss"])
 
+    @pytest.mark.parametrize(
+        ("kind", "name"), [("gpt2", "attention_mask"), ("gpt2", "assistant_masks"), ("t5", "completion_mask")]
+    )
+    def test_labels_outside_of_masks_are_reported(self, kind, name, make_model, make_batch):
+        """Labels that a mask of their shape excludes give one warning; labels that are ignored give none."""
+        model, batch = HuggingFaceModel(make_model(kind)), dict(make_batch(kind))
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        batch["labels"] = batch["labels"].clamp(min=0)
+        batch[name] = mask = torch.ones_like(batch["labels"])
+        mask[:, 3:] = 0
+        outputs = model(batch)
+
+        with pytest.warns(UserWarning, match=f"The loss counts tokens where {name} is 0: set their labels to -100"):
+            model.loss(outputs, batch)
+        model.loss(outputs, batch)
+        other = HuggingFaceModel(make_model(kind))
+        batch["labels"] = batch["labels"].where(mask == 1, -100)
+        other.loss(other(batch), batch)
+
+    @pytest.mark.filterwarnings("ignore:The loss counts tokens where attention_mask:UserWarning")
     @pytest.mark.parametrize("kind", KINDS)
     def test_replaced_labels(self, kind, make_model, make_batch):
         """For labels replaced after the forward pass, the model's loss is computed again."""

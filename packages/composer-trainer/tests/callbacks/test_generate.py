@@ -71,10 +71,11 @@ class Tables(LoggerDestination):
 
 def fit(model, callbacks, **options):
     tables = Tables()
+    options = {"loggers": tables, **options}
     text = inspect.getsource(textwrap)
     ids = torch.tensor(model.tokenizer(text)["input_ids"][:512]).reshape(4, 4, 32)
     batches = [{"input_ids": one} for one in ids]
-    trained(model=model, train_dataloader=batches, callbacks=callbacks, loggers=tables, **options)
+    trained(model=model, train_dataloader=batches, callbacks=callbacks, **options)
     return tables.tables
 
 
@@ -119,6 +120,13 @@ class TestGenerate:
         tables = fit(Writer(tokenizer), Generate("def", interval, max_new_tokens=1), max_duration="2ep")
 
         assert [step for _, step, _, _ in tables] == steps
+
+    def test_no_logger_with_tables(self, tokenizer):
+        """A training whose loggers show no table gives a warning that names one."""
+        generate = Generate("def", "1ep", max_new_tokens=1)
+
+        with pytest.warns(UserWarning, match=r"no logger of this training shows\. Give loggers=ConsoleLogger\(\)"):
+            fit(Writer(tokenizer), generate, loggers=[])
 
     def test_does_not_change_training(self, tokenizer):
         """With sampling and dropout, the weights are bit-identical with and without the callback."""

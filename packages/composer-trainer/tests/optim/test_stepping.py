@@ -321,6 +321,7 @@ class TestTraining:
         [first], [second] = straight.optimizers, resumed.optimizers
         assert str(first.state_dict()) == str(second.state_dict())
 
+    @pytest.mark.filterwarnings("ignore:DecoupledAdamW updates:UserWarning")
     def test_lost_updates_are_reported(self):
         """The monitor logs the fraction of updates that rounding loses, only of 16-bit weights that lose any."""
 

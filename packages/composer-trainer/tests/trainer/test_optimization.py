@@ -8,6 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from composer.algorithms import SAM
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
+from composer.optim import DecoupledAdamW
+from composer.trainer.optimization import check_optimizers
 from fixtures import make_classifier, make_loader, small_run, weights
 
 
@@ -154,3 +156,17 @@ def test_default_optimizer():
 
     assert type(default.state.optimizers[0]).__name__ == "DecoupledSGDW"
     assert torch.equal(weights(default), weights(plain))
+
+
+class TestLostUpdates:
+    def test_weights_in_bfloat16(self):
+        """Updates that are rounded to bfloat16 give a warning; frozen weights and optimizers that keep them do not."""
+        model = nn.Linear(2, 2).bfloat16()
+        weights = [*model.parameters()]
+
+        with pytest.warns(UserWarning, match=r"AdamW updates 2 parameters in bfloat16, where .*dtype=torch\.float32"):
+            check_optimizers(model, [torch.optim.AdamW(weights)])
+        check_optimizers(model, [DecoupledAdamW(weights, rounding="stochastic")])
+        model.weight.requires_grad_(False)
+        with pytest.warns(UserWarning, match="AdamW updates 1 parameters"):
+            check_optimizers(model, [torch.optim.AdamW(weights)])

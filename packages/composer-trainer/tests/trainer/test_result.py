@@ -2,11 +2,13 @@
 
 import re
 
+import attrs
 import pytest
 import torch
 
 from composer.algorithms import LabelSmoothing, MixUp
 from composer.callbacks import EarlyStopper
+from composer.core import Timestamp
 from composer.loggers import InMemoryLogger
 from fixtures import make_loader, small_run
 
@@ -101,3 +103,4 @@ class TestFitResult:
         assert float(rows["loss/train/total"]) == pytest.approx(result.metrics["loss/train/total"], rel=1e-3)
         assert "best" not in rows
         assert repr(result) == str(result)
+        assert "epoch 0, batch 2, sample 0, token 7" in str(attrs.evolve(result, timestamp=Timestamp(batch=2, token=7)))

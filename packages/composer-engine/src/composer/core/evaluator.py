@@ -232,7 +232,9 @@ def unknown_metric(parameter: str, name: str, known: Iterable[str]) -> ValueErro
         >>> unknown_metric("save_best", "eval/f1", ["eval/F1", "eval/Accuracy"])
         ValueError("save_best must be one of ['eval/F1', 'eval/Accuracy'], got 'eval/f1'; did you mean 'eval/F1'?")
     """
-    loss = ". For a loss, add LossMetric(loss_fn) of composer.metrics to the metrics of the model."
+    loss = (
+        ". For a loss, add LossMetric(loss_fn) of composer.metrics, or LanguageCrossEntropy(), to those of the model."
+    )
     hint = nearest_metric(name, names := list(known), loss if "loss" in name.casefold() else ".")
     return ValueError(f"{parameter} must be one of {names}, got {name!r}{hint}")
 

@@ -97,6 +97,17 @@ class TestBoth:
         assert row["input_ids"].tolist() == [5, 6, 7, 0]
         assert row["labels"].tolist() == [-100, -100, 7, -100]
 
+    @pytest.mark.parametrize("name", ["assistant_masks", "completion_mask"])
+    def test_masks_of_answers(self, name):
+        """Without labels, or with those of all tokens, tokens that Transformers and TRL mark by 0 are no targets."""
+        ids, mask = [5, 6, 7, 8], [0, 0, 1, 1]
+
+        for more in ({}, {"labels": ids}):
+            row = pack_sequences([{"input_ids": ids, name: mask, **more}], 4)[0]
+            assert row["labels"].tolist() == [-100, -100, 7, 8]
+        with pytest.raises(ValueError, match=f"{name} must mark each of the 4 tokens, got 2 values"):
+            pack_sequences([{"input_ids": ids, name: mask[:2]}], 4)
+
     @pytest.mark.parametrize(
         ("arguments", "options", "error", "text"),
         [

@@ -192,7 +192,7 @@ class ComposerClassifier(PairModel):
         elif getattr(metric, "num_labels", None) is not None and target.is_floating_point():
             target = (target > 0.5).long()
         if takes_logits(self.loss_fn):
-            outputs = to_probabilities(metric, outputs)
+            outputs = to_probabilities(metric, outputs, target)
         update_metric(metric, outputs, target)
 
 

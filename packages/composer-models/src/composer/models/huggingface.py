@@ -13,6 +13,7 @@ import torch
 from composer.functional import soft_cross_entropy
 from composer.functional.dtensors import is_sharded
 from composer.functional.modes import kept_modes
+from composer.functional.training.packing import MASKS_OF_ANSWERS
 from composer.functional.transformers_loss import (
     IGNORED,
     LossCorrection,
@@ -142,6 +143,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         self._set_metrics(metrics, metrics if eval_metrics is None else eval_metrics, ("metrics", "eval_metrics"))
         self.model_forward_args = _argument_names(base_of(self.model))
         self._labels_seen: Tensor | None = None
+        self._are_labels_checked = False
         self._correct_loss = LossCorrection()
         self.labels: Tensor | None = None
         """The labels of the batch of the last :meth:`eval_forward`, for a custom :meth:`update_metric`. With
@@ -192,6 +194,9 @@ class HuggingFaceModel(PhaseMetricsModel):
         Raises:
             ValueError: The batch has no labels and the model has computed no loss, or the shapes do not match.
         """
+        if not self._are_labels_checked:
+            self._are_labels_checked = True
+            self._check_labels(batch)
         own: Tensor | None = outputs.get("loss")
         # Algorithms replace the labels in the batch: the same object means that they have not changed.
         labels, seen = batch.get("labels"), self._labels_seen
@@ -205,6 +210,16 @@ class HuggingFaceModel(PhaseMetricsModel):
             if seen is not None:
                 loss = self._correct_loss(own, lambda: self._task_loss(outputs, seen, reduction), loss)
         return zero_without_terms(loss, lambda: self.count_loss_terms(batch))
+
+    def _check_labels(self, batch: Mapping[str, Any]) -> None:
+        """Warn of labels that count although a mask of the batch marks them; the host waits for the device."""
+        labels = batch.get("labels")
+        # The attention_mask of an encoder-decoder model is that of the input.
+        for name in ("attention_mask", *MASKS_OF_ANSWERS)[getattr(self.config, "is_encoder_decoder", False) :]:
+            mask = batch.get(name)
+            fits = isinstance(mask, torch.Tensor) and mask.shape == getattr(labels, "shape", None)
+            if fits and ((mask == 0) & (labels != IGNORED)).any():
+                warnings.warn(f"The loss counts tokens where {name} is 0: set their labels to {IGNORED}.", stacklevel=3)
 
     def _smooths_labels(self) -> bool:
         return getattr(self.config, "problem_type", None) in {None, "single_label_classification"}
@@ -360,7 +375,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         logits = without_single_score(logits, labels)
         if hasattr(metric, "num_classes") or isinstance(metric, CrossEntropy):
             logits, labels = _rows(logits, labels, getattr(metric, "num_classes", None))
-        return metric.update(to_probabilities(metric, logits), labels)
+        return metric.update(to_probabilities(metric, logits, labels), labels)
 
     def generate(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
         """Generate tokens from prompts, in evaluation mode.
@@ -556,8 +571,7 @@ def _argument_names(model: PreTrainedModel) -> frozenset[str]:
 
 def _takes_mapping(metric: Metric) -> bool:
     """Return whether the first argument of ``update`` is annotated as a mapping."""
-    first = next(iter(inspect.signature(metric.update).parameters.values()))
-    return "Mapping" in str(first.annotation)
+    return "Mapping" in str(next(iter(inspect.signature(metric.update).parameters.values())).annotation)
 
 
 def _labels_of(batch: Mapping[str, Any], purpose: str) -> Tensor:

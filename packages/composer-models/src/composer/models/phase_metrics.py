@@ -151,7 +151,7 @@ def by_name(metrics: object, name: str) -> dict[str, Metric]:
     )
 
 
-def to_probabilities(metric: Metric, logits: Tensor) -> Tensor:
+def to_probabilities(metric: Metric, logits: Tensor, target: Tensor | None = None) -> Tensor:
     """Return probabilities for a metric of torchmetrics that computes them from logits; logits for other metrics.
 
     By itself, it takes logits that are all between 0 and 1 in a batch for probabilities.
@@ -159,12 +159,15 @@ def to_probabilities(metric: Metric, logits: Tensor) -> Tensor:
     Args:
         metric: The metric, or a wrapper of it. One with ``num_classes`` gets the softmax, another the sigmoid.
         logits: Shape ``(N, C, ...)`` or ``(N,)``. A metric that only compares the scores of classes gets them.
+        target: Class ids. Of the two scores of a class id, a metric without ``num_classes`` gets the probability of 1.
     """
     if not logits.is_floating_point():
         return logits
     known = vars(metric)  # the inner metrics do not change; a hash of the metric, as a key, would change with its state
     if _FUNCTION not in known:
         known[_FUNCTION] = _function_for(metric)
+    if known[_FUNCTION] == "sigmoid" and target is not None and logits.shape == (*target.shape, 2):
+        logits = logits[..., 1] - logits[..., 0]
     if known[_FUNCTION] == "softmax":
         return logits.softmax(1)
     return logits.sigmoid() if known[_FUNCTION] == "sigmoid" else logits

@@ -126,7 +126,7 @@ class PreferenceModel(HuggingFaceModel):
             ValueError: ``batch_size`` is less than 1, or see ``collate_pairs``.
         """
         check_sizes(batch_size=batch_size)
-        device, references = next(self.parameters()).device, list[Tensor]()
+        device, references, pairs = next(self.parameters()).device, list[Tensor](), list(pairs)
         with kept_modes(self):
             self.eval()
             for start in range(0, len(pairs), batch_size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +14,7 @@ from composer.core import (
     Event,
     Interval,
     Logger,
+    LoggerDestination,
     State,
     Time,
     TimeUnit,
@@ -39,7 +41,7 @@ class Generate(Callback):
     It works with any model that has ``tokenizer``, as Transformers' are, and ``generate(input_ids, attention_mask=…)``,
     which returns token ids. The model generates in evaluation mode, with the weights used for evaluation, and the state
     of the random number generators is restored afterwards. The table, ``generations``, has the columns ``prompt`` and
-    ``generation``.
+    ``generation``. ``ConsoleLogger`` prints it; the progress bar does not.
 
     Args:
         prompts: One or several strings to continue.
@@ -88,7 +90,10 @@ class Generate(Callback):
             )
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Reset the state of an earlier training."""
+        """Reset the state of an earlier training, and warn if no logger shows the table."""
+        if state.rank == 0 and all(type(one).log_table is LoggerDestination.log_table for one in logger.destinations):
+            console = "Give loggers=ConsoleLogger() of composer.loggers, which prints it, or another one with tables."
+            warnings.warn(f"Generate logs a table, which no logger of this training shows. {console}", stacklevel=2)
         self._generated_at = -1
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:

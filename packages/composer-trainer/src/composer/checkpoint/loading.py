@@ -353,7 +353,6 @@ class SavedRun:
                     f"{without_secret_urls(self.path)} holds nothing that ignore_keys={keys!r} would leave out. Its "
                     f"parts are {', '.join((*self.data, *self.others))}; a pattern is such as 'model/head.*', "
                     "'optimizers/*' or 'algorithms/EMA'.",
-                    UserWarning,
                     stacklevel=caller_level(),
                 )
         not_saved = [name for name in not_saved if name not in ignored and not is_part]

@@ -228,7 +228,6 @@ def _make_contiguous(model: nn.Module) -> None:
         warnings.warn(
             f"{len(others)} weights had another memory layout, such as that of ChannelsLast, and FSDP2 shards "
             "only contiguous weights: they are now contiguous.",
-            UserWarning,
             stacklevel=3,
         )
 

@@ -113,7 +113,6 @@ def from_fsdp1(config: Mapping[str, Any], layer_size: int = 1) -> tuple[dict[str
         warnings.warn(
             f"parallelism_config['fsdp'] has settings of FSDP1 that have no effect in FSDP2: {', '.join(lost)}. Remove "
             "them; in place of activation_checkpointing use the algorithm ActivationCheckpointing.",
-            UserWarning,
             stacklevel=2,
         )
     if "sharding_strategy" in config:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from composer.core.checks import NamesArguments
+from composer.core.checks import NamesArguments, caller_level
 from composer.core.saving.randomness import derive_seed
 from composer.distributed.collectives import from_rank_zero
 from composer.functional.checks import check_choice, check_flags, check_interval
@@ -384,3 +384,17 @@ def placed_like(gradient: Tensor, weight: Tensor) -> Tensor:
 def real_parts(tensors: list[Tensor]) -> list[Tensor]:
     """Return this process's parts, complex ones as pairs of real numbers; all share their memory."""
     return [torch.view_as_real(part) if part.is_complex() else part for part in local_parts(tensors)]
+
+
+def warn_of_lost_updates(optimizers: Sequence[Optimizer]) -> None:
+    """Warn of optimizers of torch, or of this project without ``rounding``, that update weights in bfloat16."""
+    for optimizer in optimizers:
+        groups = [one["params"] for one in optimizer.param_groups if one.get("rounding", "nearest") == "nearest"]
+        lossy = sum(one.dtype is torch.bfloat16 and one.requires_grad for group in groups for one in group)
+        if lossy and type(optimizer).__module__.startswith(("torch.optim", "composer.optim")):
+            warnings.warn(
+                f"{type(optimizer).__name__} updates {lossy} parameters in bfloat16, where changes of less than 0.2 % "
+                "are lost. Load them with dtype=torch.float32 and compute with precision='amp_bf16', or use "
+                "DecoupledAdamW(..., rounding='stochastic').",
+                stacklevel=caller_level(),
+            )

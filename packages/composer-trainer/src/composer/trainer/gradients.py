@@ -26,12 +26,13 @@ import attrs
 import torch
 from torch import Tensor
 
-from composer.core import Event
+from composer.core import Event, TimeUnit
 from composer.core.data.elements import Elements, weighted_by
 from composer.core.data.packing import check_packed_model
 from composer.core.plan import Subscription
 from composer.core.step import Step
 from composer.distributed import BatchShare, BatchWeights, GlobalBatch, get_data_world_size, get_world_size
+from composer.functional.training.batches import is_flattened, warn_of_padding
 from composer.trainer.evaluation.metrics import update_train_metrics
 from composer.trainer.microbatch_search import MicrobatchSearch, what_needs_whole_batch
 
@@ -146,16 +147,20 @@ class BatchGradients:
     def _check(self, batch: Batch, size: int | None) -> None:
         """Check, in the first batch of a training, that the model supports the data and the size of microbatches."""
         self._is_unchecked = False
-        if self._batches.checks_model:  # once for the data, and not again in a further call of fit
+        # Packed rows once, and not again in a further call of fit.
+        if self._batches.checks_model or is_flattened(batch):
             self._batches.checks_model = False
             check_packed_model(self._state, batch)
+        if (duration := self._state.max_duration) is not None and duration.unit is TimeUnit.TOKEN:
+            warn_of_padding(batch, self._spec.get_num_tokens_in_batch(batch))
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.
         if size is None or self._state.auto_microbatching:
             return
         if size > self.num_samples:
             warnings.warn(
                 f"device_train_microbatch_size={size} is larger than the batch of {self.num_samples} samples, which is "
-                "not split. Make the batches larger, or the microbatches smaller if memory has to be saved.",
+                "not split. Make the batches larger, or the microbatches smaller if memory has to be saved; a row of "
+                "documents is split by DataSpec(split_batch=cf.split_documents, get_num_samples_in_batch=...).",
                 stacklevel=2,
             )
         elif size < self.num_samples and (reason := what_needs_whole_batch(self._state.model, size)):

@@ -16,6 +16,7 @@ from composer.core.checks import caller_level, shortened
 from composer.core.evaluator import has_modes
 from composer.core.optimizers import unwrapped, wants_closure
 from composer.optim import DecoupledSGDW
+from composer.optim.stepping import warn_of_lost_updates
 
 
 def move_state(optimizer: Optimizer) -> None:
@@ -183,21 +184,20 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             others = {name: value for name, value in group.items() if not isinstance(value, (list, tuple, str))}
             group |= {name: tuple(value) for name, value in others.items() if isinstance(value, Sequence)}
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        strangers = sum(id(parameter) not in owned for parameter in held)
-        if strangers:
+        if strangers := sum(id(parameter) not in owned for parameter in held):
             raise ValueError(
                 f"{type(optimizer).__name__} holds {strangers} parameters of {len(held)} that are not the model's, "
                 "so they would be trained in vain: was the model changed after the optimizer was made? "
                 "Create it again from model.parameters()."
             )
-        shared = sum(id(parameter) in owners for parameter in held)
-        if shared:
+        if shared := sum(id(parameter) in owners for parameter in held):
             other = owners[next(id(parameter) for parameter in held if id(parameter) in owners)]
             raise ValueError(
                 f"optimizers: {type(optimizer).__name__} holds {shared} parameters that {type(other).__name__} holds, "
                 "too, so they would be changed twice in a step. Give each parameter to one optimizer."
             )
         owners |= dict.fromkeys(map(id, held), optimizer)
+    warn_of_lost_updates(optimizers)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     forgotten = [name for name, parameter in trained.items() if id(parameter) not in owners]
     if trained and len(forgotten) == len(trained):
@@ -210,7 +210,6 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             f"optimizers do not hold {len(forgotten)} of the {len(trained)} parameters of {type(model).__name__} with "
             f"requires_grad=True, such as {forgotten[0]!r}, so they would not be trained. Give them to an optimizer, "
             "or set their requires_grad to False.",
-            UserWarning,
             stacklevel=caller_level(),
         )
 
@@ -225,6 +224,5 @@ def warn_of_default_optimizer() -> None:
     warnings.warn(
         "No optimizer was specified: training with DecoupledSGDW(model.parameters(), lr=0.1). "
         "Pass the one that suits the model as optimizers.",
-        UserWarning,
         stacklevel=4,  # the caller of fit, which is wrapped
     )

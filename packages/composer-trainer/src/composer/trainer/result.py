@@ -69,7 +69,8 @@ class FitResult:
 
     def _rows(self) -> list[tuple[str, str]]:
         speed = f", {self.steps / self.seconds:.1f} per second" if self.steps and self.seconds else ""
-        units = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE)
+        tokens = [TimeUnit.TOKEN] if self.timestamp.count(TimeUnit.TOKEN) else []
+        units = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, *tokens)
         rows = {
             "run": self.run_name,
             "ended": self.reason,

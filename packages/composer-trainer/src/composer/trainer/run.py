@@ -212,8 +212,7 @@ class Run:
         # Schedulers of every batch step here, too: their rates depend on the clock, which the epoch has changed.
         self._step_schedulers(self.schedules.by_clock)
         duration = self.state.max_duration
-        is_in_tokens = duration is not None and duration.unit is TimeUnit.TOKEN
-        if is_in_tokens and not self.state.timestamp.count(TimeUnit.TOKEN):
+        if duration is not None and duration.unit is TimeUnit.TOKEN and not self.state.timestamp.count(TimeUnit.TOKEN):
             raise ValueError(
                 f"max_duration={str(duration)!r} would never be reached: an epoch had no token. Tokens are "
                 "counted in batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."

@@ -17,6 +17,7 @@ from composer.core.checks import is_flag, one_of, whole_number_from
 from composer.core.precision import Precision, get_precision_context
 from composer.core.saving.randomness import derive_seed, preserve_rng_state
 from composer.functional.datasets import by_epoch, outermost
+from composer.functional.training.packing import labels_of
 
 if TYPE_CHECKING:
     from composer.core.state import State
@@ -308,8 +309,7 @@ def _document(sample: Any, name: str) -> Document:
     except (TypeError, ValueError, RuntimeError) as error:
         got = type(sample).__name__
         raise TypeError(f"{name} must be token ids, or a dictionary with input_ids, got {got}.") from error
-    labels, mask = (parts.get(one) for one in ("labels", "attention_mask"))
-    labels = ids if labels is None else torch.as_tensor(labels)
+    labels, mask = labels_of(parts, ids), parts.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
     is_wrong = ids.numel() and ids.is_floating_point()  # an empty list is a tensor of floats
     if is_wrong or ids.ndim != 1 or not labels.shape == mask.shape == ids.shape:
@@ -347,5 +347,5 @@ def check_packed_model(state: State, batch: Any) -> None:
         with preserve_rng_state(state.device), get_precision_context(state.precision, state.device.type):
             cf.check_packing(state.model, cf.collate_packed([row]), output)
     except ValueError as error:
-        error.add_note("pack_sequences(..., check_model=False) trains without this check.")
+        error.add_note("Pad the rows instead; or pack_sequences(..., check_model=False) trains without this check.")
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,9 +43,7 @@ def count_real_tokens(batch: Mapping[str, Any]) -> int:
     if "document_lengths" in batch:
         return sum(map(sum, batch["document_lengths"]))
     mask = batch.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == ids.shape:
-        return int(mask.ne(0).sum())
-    return ids.numel()
+    return int(mask.ne(0).sum()) if isinstance(mask, Tensor) and mask.shape == ids.shape else ids.numel()
 
 
 def split_image_batch(
@@ -200,6 +199,23 @@ def _of_tokens(value: Any, size: int, start: int, end: int) -> Any:
     for dim in dims[: None if dims and value.ndim == 4 else 1]:
         value = value.narrow(dim, start, end - start)
     return value
+
+
+def is_flattened(batch: Any) -> bool:
+    """Return whether a batch is one row of documents that was not packed, as by ``DataCollatorWithFlattening``."""
+    ids, places = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "position_ids"))
+    is_row = isinstance(ids, Tensor) and isinstance(places, Tensor) and ids.shape == places.shape and len(ids) == 1
+    return is_row and "document_lengths" not in batch and len(_starts(batch)) > 1
+
+
+def warn_of_padding(batch: Any, num_tokens: int) -> None:
+    """Warn if a clock that stops the training by tokens counts padding."""
+    if isinstance(batch, Mapping) and "input_ids" in batch and num_tokens > (real := count_real_tokens(batch)):
+        warnings.warn(
+            f"max_duration in tokens counts padding: of {num_tokens} tokens in the first batch {real} are real. Count "
+            "these with DataSpec(loader, get_num_tokens_in_batch=cf.count_real_tokens), cf being composer.functional.",
+            stacklevel=2,
+        )
 
 
 def _starts(batch: Mapping[str, Any]) -> Tensor:

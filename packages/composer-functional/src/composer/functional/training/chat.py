@@ -146,11 +146,14 @@ def collate_pairs(pairs: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[s
             got = sorted(pair) if isinstance(pair, Mapping) else described(pair)
             raise ValueError(f"pairs[{index}] must be a dictionary with {', '.join(sorted(names))}, got {got}.")
     rows = [pair[side] for pair in pairs for side in ("chosen", "rejected")]
-    rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
+    if not all(isinstance(row, Mapping) and {"input_ids", "labels"} <= row.keys() for row in rows):
+        got = f"got {described(rows[0])}: tokenize_chat(prompt + answer, tokenizer, answers='last') returns them."
+        raise ValueError(f"'chosen' and 'rejected' of pairs must be dictionaries with input_ids and labels, {got}")
+    rows = [{**row, "attention_mask": torch.ones(len(row["input_ids"]), dtype=torch.int64)} for row in rows]
     batch = {}
     for name, value in {"input_ids": pad_id, "labels": IGNORED, "attention_mask": 0}.items():
-        padded = pad_sequence([row[name] for row in rows], batch_first=True, padding_value=value)
+        padded = pad_sequence([torch.as_tensor(row[name]) for row in rows], batch_first=True, padding_value=value)
         batch[name] = padded.view(len(pairs), 2, -1)
     if "reference" in names:
-        batch["reference"] = torch.stack([pair["reference"] for pair in pairs])
+        batch["reference"] = torch.stack([torch.as_tensor(pair["reference"]) for pair in pairs])
     return batch

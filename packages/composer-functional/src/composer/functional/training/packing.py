@@ -21,6 +21,9 @@ from composer.functional.transformers_loss import IGNORED, logits_of
 
 __all__ = ["add_document_mask", "check_packing", "collate_packed", "pack_documents", "pack_lengths"]
 
+MASKS_OF_ANSWERS = ("assistant_masks", "completion_mask")
+"""The names under which Transformers and TRL mark the tokens that are trained on."""
+
 _LEAK, _DIFFERENCE = 1e-5, 0.02
 """Differences of logits, relative to the largest, that rounding may cause: between two rows of the same shape, and
 between two shapes, also in 16 bits."""
@@ -148,6 +151,24 @@ def pack_documents(
         "position_ids": torch.cat([torch.arange(size) for size in (*sizes, padding)]),
         "num_tokens": sum(sizes),
     }
+
+
+def labels_of(document: Mapping[str, Any], ids: Tensor) -> Tensor:
+    """Return the labels of a document, by default its ids; -100 where a mask of answers is 0.
+
+    The masks are those of Transformers and TRL: ``"assistant_masks"`` and ``"completion_mask"``.
+
+    Example:
+        >>> labels_of({"assistant_masks": [0, 1, 1]}, torch.tensor([5, 6, 7]))
+        tensor([-100,    6,    7])
+    """
+    labels = ids if document.get("labels") is None else torch.as_tensor(document["labels"])
+    for name in MASKS_OF_ANSWERS:
+        if (mask := document.get(name)) is not None:
+            if len(mask) != len(labels):
+                raise ValueError(f"{name} must mark each of the {len(labels)} tokens, got {len(mask)} values.")
+            labels = labels.where(torch.as_tensor(mask, device=labels.device).bool(), IGNORED)
+    return labels
 
 
 def collate_packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

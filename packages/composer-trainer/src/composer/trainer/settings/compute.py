@@ -76,7 +76,6 @@ class Compute:
         if self.precision is Precision.AMP_BF16 and product_dtype(self.device) is torch.float32:
             warnings.warn(
                 "precision='amp_bf16' is many times slower than 'fp32' on this CPU, which has no AVX-512: use 'fp32'.",
-                UserWarning,
                 stacklevel=caller_level(),
             )
 
@@ -95,7 +94,6 @@ class Compute:
             warnings.warn(
                 f"precision='amp_fp8' changed none of the model's {before} modules: 8-bit products need linear layers "
                 "whose widths are multiples of 16. The rest computes as with 'amp_bf16'.",
-                UserWarning,
                 stacklevel=3,
             )
 
