@@ -425,6 +425,9 @@ class HuggingFaceModel(PhaseMetricsModel):
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write weights, configuration and tokenizer to a folder that Transformers' ``from_pretrained`` reads.
 
+        These are the current weights. After a training with averages, such as EMA's, write them in
+        ``with composer.core.evaluation_weights(trainer.state)``, or by :class:`~composer.callbacks.SavePretrained`.
+
         Of a model with adapters these alone are written, for ``PeftModel.from_pretrained``. In several processes the
         first one writes, and all of a sharded model must call it: the first one holds the complete weights.
 
