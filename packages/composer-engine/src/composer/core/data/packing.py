@@ -47,8 +47,8 @@ def pack_sequences(
     """Pack the documents of a data set into rows of ``length`` tokens (arXiv:2404.10830).
 
     A sample is a document: a dictionary with ``"input_ids"``, and perhaps ``"labels"`` (-100 where there is no loss)
-    and ``"attention_mask"``, whose zeros are padding to remove; or token ids alone. Tokens that ``"assistant_masks"`` or
-    ``"completion_mask"`` mark by 0, as of Transformers and TRL, have no loss. Each document is in one row, and
+    and ``"attention_mask"``, whose zeros are padding to remove; or token ids alone. Tokens that are 0 in
+    ``"assistant_masks"`` or ``"completion_mask"``, have no loss. Each document is in one row, and
     occurs once in an epoch. Rows are those of :func:`composer.functional.pack_documents`. Load them by
     ``DataLoader(packed, batch_size, collate_fn=cf.collate_packed)``. The Trainer checks at the first batch that the
     model keeps documents apart; in a loop of your own, call :func:`composer.functional.check_packing` once.
