@@ -213,10 +213,10 @@ class HuggingFaceModel(PhaseMetricsModel):
 
     def _check_labels(self, batch: Mapping[str, Any]) -> None:
         """Warn of labels that count although a mask of the batch marks them; the host waits for the device."""
-        labels = batch.get("labels")
+        labels: Any = batch.get("labels")
         # The attention_mask of an encoder-decoder model is that of the input.
         for name in ("attention_mask", *MASKS_OF_ANSWERS)[getattr(self.config, "is_encoder_decoder", False) :]:
-            mask = batch.get(name)
+            mask: Any = batch.get(name)
             fits = isinstance(mask, torch.Tensor) and mask.shape == getattr(labels, "shape", None)
             if fits and ((mask == 0) & (labels != IGNORED)).any():
                 warnings.warn(f"The loss counts tokens where {name} is 0: set their labels to {IGNORED}.", stacklevel=3)

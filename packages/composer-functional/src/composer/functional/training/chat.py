@@ -147,8 +147,8 @@ def collate_pairs(pairs: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[s
             raise ValueError(f"pairs[{index}] must be a dictionary with {', '.join(sorted(names))}, got {got}.")
     rows = [pair[side] for pair in pairs for side in ("chosen", "rejected")]
     if not all(isinstance(row, Mapping) and {"input_ids", "labels"} <= row.keys() for row in rows):
-        got = f"got {described(rows[0])}: tokenize_chat(prompt + answer, tokenizer, answers='last') returns them."
-        raise ValueError(f"'chosen' and 'rejected' of pairs must be dictionaries with input_ids and labels, {got}")
+        given = f"got {described(rows[0])}: tokenize_chat(prompt + answer, tokenizer, answers='last') returns them."
+        raise ValueError(f"'chosen' and 'rejected' of pairs must be dictionaries with input_ids and labels, {given}")
     rows = [{**row, "attention_mask": torch.ones(len(row["input_ids"]), dtype=torch.int64)} for row in rows]
     batch = {}
     for name, value in {"input_ids": pad_id, "labels": IGNORED, "attention_mask": 0}.items():
