@@ -1,4 +1,4 @@
-"""Merged checkpoints compared with sums by hand, with decayed updates, and with a moving average."""
+"""Merged checkpoints compared with worked-out sums, with decayed updates, and with a moving average."""
 
 import pytest
 import torch
@@ -127,7 +127,7 @@ class TestStatistics:
         ).fit()
         return model, loader, sorted(path for path in folder.iterdir() if path.name.startswith("ep"))
 
-    def test_refused_or_computed_again(self, tmp_path):
+    def test_rejected_or_computed_again(self, tmp_path):
         model, loader, paths = self.train(tmp_path)
         with pytest.raises(
             ValueError, match=r"running statistics of batch normalization, such as 'module.1.running_mean'"

@@ -27,7 +27,7 @@ _FACTORS: dict[str, Callable[[float], float]] = {
 
 
 def merge_checkpoints(
-    paths: Sequence[str | os.PathLike[str]], weights: Weights | None = None, *, statistics: str = "refuse"
+    paths: Sequence[str | os.PathLike[str]], weights: Weights | None = None, *, statistics: str = "reject"
 ) -> dict[str, Tensor]:
     """Return a weighted mean of the weights of checkpoints: of one run, or of runs that began with the same weights.
 
@@ -41,7 +41,7 @@ def merge_checkpoints(
         paths: The checkpoints, oldest first; as for :func:`composer.checkpoint.load_checkpoint`.
         weights: A factor for each, of sum 1, or a function of their number that returns these; None for equal ones.
         statistics: What happens to the running statistics of batch normalization, which do not fit the mean of the
-            weights: ``"refuse"``, or ``"last"`` for those of the last checkpoint. ``torch.optim.swa_utils.update_bn``
+            weights: ``"reject"``, or ``"last"`` for those of the last checkpoint. ``torch.optim.swa_utils.update_bn``
             computes them again.
 
     Returns:
@@ -54,6 +54,7 @@ def merge_checkpoints(
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> from composer.checkpoint import save_checkpoint
         >>> from composer.core import State
         >>> folder, model = tempfile.mkdtemp(), torch.nn.Linear(2, 2, bias=False)
@@ -64,13 +65,13 @@ def merge_checkpoints(
         >>> merge_checkpoints(paths, [0.25, 0.75])["weight"][0]
         tensor([0.7500, 0.7500])
     """
-    check_choice("statistics", statistics, "refuse", "last")
+    check_choice("statistics", statistics, "reject", "last")
     factors = _factors(len(paths), weights)
     last = open_checkpoint(paths[-1])
     merged = last.tensors(MODEL)
     trained = _trained(dictionary(last.data().get("optimizers")))
     found = [name for name in merged if name.endswith(_STATISTICS)]
-    if found and statistics == "refuse":
+    if found and statistics == "reject":
         raise ValueError(
             f"The checkpoints have running statistics of batch normalization, such as {found[0]!r}, which do not fit "
             'the mean of the weights. Pass statistics="last", and compute them again: '
