@@ -400,6 +400,58 @@ class TestCounts:
         assert not model.loss_needs_whole_batch
 
 
+class TestLossOfEvaluation:
+    """Without metrics, the evaluation has the loss."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_value(self, kind, make_model, make_batch):
+        """Over batches with other numbers of labels it is the mean over all labels."""
+        model = HuggingFaceModel(make_model(kind)).eval()
+        batches = [make_batch(kind, count) for count in (5, 2)]
+        [(name, metric)] = model.get_metrics(is_train=False).items()
+
+        value = _value(model, metric, *batches)
+
+        counts = [int((batch["labels"] != -100).sum()) - len(batch["labels"]) * model.shift_labels for batch in batches]
+        losses = [model(batch)["loss"].item() for batch in batches]
+        mean = sum(count * loss for count, loss in zip(counts, losses, strict=True)) / sum(counts)
+        assert (name, value) == ("loss", pytest.approx(mean, rel=1e-5))
+        assert abs(mean - sum(losses) / 2) > 1e-5
+        assert model.get_metrics(is_train=True) == {}
+
+    def test_half_precision(self, make_model, make_batch):
+        """A loss in 32 bits of weights in 16 bits keeps its digits."""
+        model, batch = HuggingFaceModel(make_model("gpt2").bfloat16()).eval(), make_batch("gpt2")
+        own = model(batch)["loss"]
+        assert own.dtype is torch.float32
+        assert own.item() != own.bfloat16().item()
+
+        assert _value(model, model.get_metrics(is_train=False)["loss"], batch) == pytest.approx(own.item(), rel=1e-6)
+
+    def test_batches_without_labels_do_not_count(self, make_model, make_batch):
+        """Also batches of prompts."""
+        model, batch = HuggingFaceModel(make_model("gpt2")).eval(), make_batch("gpt2")
+        metric = model.get_metrics(is_train=False)["loss"]
+        expected = _value(model, model.get_metrics(is_train=False)["loss"], batch)
+
+        value = _value(model, metric, {name: one for name, one in batch.items() if name != "labels"}, batch)
+
+        assert value == pytest.approx(expected)
+
+    @pytest.mark.parametrize("options", [{"metrics": []}, {"use_logits": True}, {"eval_metrics": []}])
+    def test_none(self, options, make_model):
+        assert HuggingFaceModel(make_model("gpt2"), **options).get_metrics(is_train=False) == {}
+
+    def test_overridden(self, make_model):
+        """A class with its own evaluation has what it states."""
+
+        class Own(HuggingFaceModel):
+            def eval_forward(self, batch, outputs=None):
+                return batch
+
+        assert Own(make_model("gpt2")).get_metrics(is_train=False) == {}
+
+
 class TestMetrics:
     @pytest.mark.parametrize("use_logits", [True, False])
     @pytest.mark.parametrize("kind", KINDS)
@@ -500,7 +552,7 @@ class TestMetrics:
         assert list(model.get_metrics(is_train=True)) == ["CrossEntropy"]
         assert set(model.get_metrics(is_train=False)) == {"CrossEntropy", "MaskedAccuracy"}
         assert model.get_metrics(is_train=False)["CrossEntropy"] is not shared
-        assert HuggingFaceModel(make_model("classifier")).get_metrics() == {}
+        assert HuggingFaceModel(make_model("classifier"), metrics=[]).get_metrics() == {}
 
     def test_invalid_metrics(self, make_model, make_batch):
         """A mismatched number of classes, missing labels and a non-metric raise."""

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 
-from composer.algorithms import LabelSmoothing, MixUp
+from composer.algorithms import EMA, LabelSmoothing, MixUp
 from composer.callbacks import EarlyStopper
 from composer.core import Timestamp
 from composer.loggers import InMemoryLogger
@@ -45,6 +45,14 @@ class TestFitResult:
         assert "algorithms   MixUp 5 times, LabelSmoothing 5 batches" in re.sub("  +", "   ", str(result))
         assert trainer.fit(duration="2ba").acted == trainer.engine.explain().acted
         assert trainer.engine.explain().acted["MixUp"] == (7, "times")
+
+    def test_weights_of_the_model(self):
+        """With averages, the result states that the model does not have them."""
+        result = small_run(max_duration="1ep", algorithms=EMA("3ba")).fit()
+
+        assert result.averaged_by == ["EMA"]
+        assert "weights those of training; evaluated are the averages of EMA" in re.sub("  +", " ", str(result))
+        assert "weights" not in str(small_run(max_duration="1ep").fit())
 
     def test_complete_training(self):
         """A training that was complete before has no steps."""

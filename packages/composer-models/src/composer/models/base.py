@@ -230,9 +230,13 @@ class ComposerModel(nn.Module, ABC):
         from composer.metrics import ModelLoss  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
         if isinstance(metric, ModelLoss):
-            # As those of 16-bit autocast, outside of which the loss is computed here.
-            dtype = next((one.dtype for one in self.parameters() if one.is_floating_point()), torch.float32)
-            outputs = tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, outputs)
+            # Those of 16-bit autocast have the weights' dtype, as the loss is computed here outside of autocast.
+            wide = next((one.dtype for one in self.parameters() if one.is_floating_point()), torch.float32)
+            outputs = tree_map_only(
+                Tensor,
+                lambda one: one.to(torch.promote_types(one.dtype, wide)) if one.is_floating_point() else one,
+                outputs,
+            )
             loss, terms = self.loss(outputs, batch), self.count_loss_terms(batch)
             count = self._count_samples(batch) if terms is None else terms
             return metric.update(tree_map(lambda part: part / count, loss) if self.loss_is_sum else loss, count)

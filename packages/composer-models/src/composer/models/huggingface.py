@@ -79,7 +79,8 @@ class HuggingFaceModel(PhaseMetricsModel):
             returns the complete output of the model.
         metrics: A metric, a ``MetricCollection``, a list or a dict of metrics, for training and evaluation. Each phase
             accumulates separately: evaluation uses copies.
-        eval_metrics: Other metrics for evaluation.
+        eval_metrics: Other metrics for evaluation. Without any, it is the loss, ``"eval/loss"``, unless ``metrics=[]``
+            or ``use_logits=True``.
         shift_labels: Whether the label of a position belongs to the logits of the previous position; inferred from the
             class of the model if ``None``.
         allow_embedding_resizing: Whether to add rows to embeddings with too few rows for the tokenizer.
@@ -139,6 +140,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         self.should_save_peft_only = should_save_peft_only
         if self.using_peft and should_save_peft_only:
             save_adapters_alone(self)
+        self._evaluates_loss = metrics is None and eval_metrics is None and not use_logits
         metrics = [] if metrics is None else metrics
         self._set_metrics(metrics, metrics if eval_metrics is None else eval_metrics, ("metrics", "eval_metrics"))
         self.model_forward_args = _argument_names(base_of(self.model))
@@ -295,6 +297,29 @@ class HuggingFaceModel(PhaseMetricsModel):
         has_several = sum("label" in name for name in names) > 1
         return self._has_known_loss() and bool(balances or compares or counts or has_several)
 
+    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
+        """Return the metrics of a phase: those that were passed, and without any in evaluation the loss.
+
+        Args:
+            is_train: Whether to return those of training or of evaluation.
+
+        Returns:
+            Metrics by the name under which they are logged.
+        """
+        kind, own = type(self), super().get_metrics(is_train)
+        is_overridden = (
+            kind.eval_forward is not HuggingFaceModel.eval_forward
+            or kind.update_metric is not HuggingFaceModel.update_metric
+        )
+        if is_train or own or is_overridden or not self._evaluates_loss:
+            return own
+        from composer.metrics import ModelLoss  # noqa: PLC0415 (imports torchmetrics, which takes a second)
+
+        return {"loss": ModelLoss()}
+
+    def _count_samples(self, batch: Mapping[str, Any]) -> int:
+        return len(_labels_of(batch, "a loss"))
+
     def eval_forward(self, batch: Mapping[str, Any], outputs: Any | None = None) -> Any:
         """Compute the outputs that metrics are updated with; the batch does not change.
 
@@ -358,8 +383,13 @@ class HuggingFaceModel(PhaseMetricsModel):
         Raises:
             ValueError: The batch has no labels, or the metric has another number of classes than the logits.
         """
-        from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
+        # These import torchmetrics, which is imported by now.
+        from composer.metrics import CrossEntropy, ModelLoss  # noqa: PLC0415
 
+        if isinstance(metric, ModelLoss):
+            # Of prompts, and of batches without labels for callbacks, nothing is counted.
+            has_loss = isinstance(outputs, Mapping) and batch.get("labels") is not None
+            return super().update_metric(batch, outputs, metric) if has_loss else None
         if getattr(metric, "needs_batch", False):
             return metric.update(batch=batch, outputs=outputs, labels=self.labels)
         is_own = type(metric).__module__.partition(".")[0] not in {"torchmetrics", "composer"}

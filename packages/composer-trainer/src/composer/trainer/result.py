@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -36,6 +36,8 @@ class FitResult:
         best_checkpoint: The best one by the metric of ``save_best``; None if there is none.
         acted: What each algorithm did since the training began, as ``Plan.acted``: ``{"MixUp": (72, "times")}``.
         fit: The loss of each batch, the learning rates, and what differs from the call before; None without a step.
+        averaged_by: The algorithms whose averages are evaluated, while the model has the training weights; in the
+            context of :func:`composer.core.evaluation_weights` it has the averages.
 
     Example:
         >>> from composer.core import Timestamp
@@ -59,6 +61,7 @@ class FitResult:
     best_checkpoint: str | None = None
     acted: Mapping[str, tuple[int, str]] = attrs.field(factory=dict)
     fit: Fit | None = None
+    averaged_by: Sequence[str] = ()
 
     def __repr__(self) -> str:
         """Return the table."""
@@ -70,6 +73,7 @@ class FitResult:
     def _rows(self) -> list[tuple[str, str]]:
         speed = f", {self.steps / self.seconds:.1f} per second" if self.steps and self.seconds else ""
         tokens = [TimeUnit.TOKEN] if self.timestamp.count(TimeUnit.TOKEN) else []
+        averaging = ", ".join(self.averaged_by)
         units = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, *tokens)
         rows = {
             "run": self.run_name,
@@ -81,6 +85,7 @@ class FitResult:
             "checkpoint": self.checkpoint,
             "best": self.best_checkpoint,
             "algorithms": ", ".join(f"{name} {count} {unit}" for name, (count, unit) in self.acted.items()) or None,
+            "weights": f"those of training; evaluated are the averages of {averaging}" if averaging else None,
             **{name: f"{value:.4g}" for name, value in self.metrics.items()},
         }
         return [(name, value) for name, value in rows.items() if value is not None]

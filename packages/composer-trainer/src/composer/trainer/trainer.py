@@ -389,6 +389,7 @@ class Trainer(Assembly):
             self.best_checkpoint,
             self.engine.explain().acted,
             self._fits.calls[-1] if steps else None,
+            [type(one).__name__ for one in self.state.algorithms if one.evaluation_weights(self.state) is not None],
         )
 
     @suggests_names
