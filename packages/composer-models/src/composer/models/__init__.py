@@ -2,6 +2,7 @@
 
 from composer.functional.former_names import serve_former_names
 from composer.functional.signatures import unquote_annotations
+from composer.models._huggingface_checkpoint import write_huggingface_pretrained_from_composer_checkpoint
 from composer.models.base import ComposerModel
 from composer.models.classifier import ComposerClassifier
 from composer.models.contrastive import ComposerContrastive
@@ -11,7 +12,7 @@ from composer.models.detector import (
     count_detection_samples,
     split_detection_batch,
 )
-from composer.models.huggingface import HuggingFaceModel, write_huggingface_pretrained_from_composer_checkpoint
+from composer.models.huggingface import HuggingFaceModel
 from composer.models.initializers import Initializer
 from composer.models.mmdet import MMDetModel
 from composer.models.multi_task import ComposerMultiTask

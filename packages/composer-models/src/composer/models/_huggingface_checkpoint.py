@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from composer.functional.torch_files import read_torch_file
-from composer.models._huggingface_saved import from_composer
+from composer.models._huggingface_saved import from_composer, rebuild_model, rebuild_tokenizer, write_pretrained
 
 # The files of a checkpoint of composer-trainer, on which this package does not depend.
 _WEIGHTS, _STATE, _EXTRA, _MANIFEST = "model.safetensors", "state.json", "extra.safetensors", "manifest.json"
@@ -24,6 +24,39 @@ _LAYOUT = "layout.json"
 _READ = re.compile(r"(state|layout)\.json|(model|extra)(-\d{5}-of-\d{5})?\.safetensors")
 """The files that are read; of a sharded model each process writes one."""
 _PREFIX = "model."
+
+
+def write_huggingface_pretrained_from_composer_checkpoint(
+    checkpoint_path: str | Path,
+    output_folder: str | Path,
+    local_checkpoint_save_location: str | Path | None = None,
+    base_model: str | Path | None = None,
+) -> None:
+    """Convert a checkpoint to a folder that Transformers' ``from_pretrained`` reads.
+
+    For a model with adapters, it is a folder with the adapters that ``PeftModel.from_pretrained`` reads, and with the
+    embeddings if they were resized: resize those of the base model before it reads the adapters.
+
+    Args:
+        checkpoint_path: The checkpoint's folder, also a remote one.
+        output_folder: Where to write configuration, weights (safetensors) and tokenizer.
+        local_checkpoint_save_location: The folder for the files of a remote checkpoint, in which those of an earlier
+            checkpoint are deleted; a temporary folder if ``None``.
+        base_model: Folder or name of the base model, if the checkpoint holds adapters alone.
+
+    Raises:
+        FileNotFoundError: There is no such checkpoint.
+        ValueError: It holds no Transformers model, the weights do not fit, or there is no ``base_model`` for adapters.
+
+    Example:
+        >>> write_huggingface_pretrained_from_composer_checkpoint("checkpoints/ep3-ba1200", "exported")
+        Traceback (most recent call last):
+        FileNotFoundError: checkpoints/ep3-ba1200 must be a checkpoint: a folder with manifest.json, ...
+    """
+    described, weights = read_checkpoint(checkpoint_path, local_checkpoint_save_location)
+    model, tokenizer = rebuild_model(described, weights, base_model=base_model), rebuild_tokenizer(described)
+    with_embeddings = (described.get("peft") or {}).get("with_embeddings", False)
+    write_pretrained(model, tokenizer, output_folder, with_embeddings=with_embeddings)
 
 
 def read_checkpoint(
