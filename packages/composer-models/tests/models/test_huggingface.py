@@ -440,6 +440,7 @@ class TestLossOfEvaluation:
 
     @pytest.mark.parametrize("options", [{"metrics": []}, {"use_logits": True}, {"eval_metrics": []}])
     def test_none(self, options, make_model):
+        """Metrics that are stated to be none remain none, and so do logits without a loss."""
         assert HuggingFaceModel(make_model("gpt2"), **options).get_metrics(is_train=False) == {}
 
     def test_overridden(self, make_model):

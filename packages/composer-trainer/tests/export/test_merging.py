@@ -108,6 +108,21 @@ class TestMerge:
         ]
         torch.testing.assert_close(merged["0.bias"], (lasts[0]["0.bias"] + lasts[1]["0.bias"]) / 2)
 
+    def test_tied_weights(self, tmp_path):
+        """Each name of a weight has the mean, though the optimizer has only the first one."""
+        paths, values = [], []
+        for number in range(2):
+            torch.manual_seed(number)
+            model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+            model[1].weight = model[0].weight
+            values.append(model[0].weight.detach().clone())
+            state = State(model, optimizers=torch.optim.SGD(model.parameters(), 0.1))
+            paths.append(save_checkpoint(state, tmp_path / str(number)))
+
+        model.load_state_dict(merge_checkpoints(paths))
+
+        torch.testing.assert_close(model[0].weight.detach(), (values[0] + values[1]) / 2)
+
 
 class TestStatistics:
     def train(self, folder):
@@ -128,6 +143,7 @@ class TestStatistics:
         return model, loader, sorted(path for path in folder.iterdir() if path.name.startswith("ep"))
 
     def test_rejected_or_computed_again(self, tmp_path):
+        """Running statistics raise an error, or are those of the last checkpoint until they are computed."""
         model, loader, paths = self.train(tmp_path)
         with pytest.raises(
             ValueError, match=r"running statistics of batch normalization, such as 'module.1.running_mean'"
@@ -155,22 +171,27 @@ class TestErrors:
         ],
     )
     def test_factors(self, tmp_path, walk, weights, message):
+        """There is a factor for each checkpoint, and their sum is 1."""
         with pytest.raises(ValueError, match=message):
             merge_checkpoints(save_each(tmp_path, walk[:2]), weights)
 
     def test_no_paths(self):
+        """A mean of nothing is an error."""
         with pytest.raises(ValueError, match="paths must name at least one checkpoint, got none"):
             merge_checkpoints([])
 
     def test_one_checkpoint_has_no_decay(self, tmp_path, walk):
+        """A decay is between checkpoints."""
         with pytest.raises(ValueError, match="at least 2 checkpoints, got 1"):
             merge_checkpoints(save_each(tmp_path, walk[:1]), decay_by_merging())
 
     def test_schedule(self):
+        """An unknown name is an error with the known ones."""
         with pytest.raises(ValueError, match="schedule must be one of"):
             decay_by_merging("sqrt")
 
     def test_other_model(self, tmp_path, walk):
+        """The error names the file and the tensor."""
         other = save_checkpoint(State(nn.Linear(3, 3, bias=False)), tmp_path / "other")
         with pytest.raises(CheckpointMismatchError, match=r"its weights are not those of .*'weight' differs"):
             merge_checkpoints([other, *save_each(tmp_path, walk[:1])])

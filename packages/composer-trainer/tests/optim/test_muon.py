@@ -302,9 +302,23 @@ class TestRows:
             [other := nn.Parameter(torch.cat([part.detach() for part in make_weights([(8, 6), (4, 6), (4, 6)])]))],
             **options,
         )
-        other.grad = fused.grad
-        whole.step()
+        generator = torch.Generator().manual_seed(4)
+        for _ in range(3):
+            other.grad = torch.randn(fused.shape, generator=generator)
+            whole.step()
         assert not torch.allclose(other, fused, atol=1e-3)
+
+    def test_state_in_16_bits(self):
+        """Loaded by torch, which converts states to the weights' dtype, the averages have 32 bits again."""
+        weights = make_weights([(6, 4)], torch.bfloat16)
+        optimizer = Muon(weights, lr=0.01, row_beta=0.9)
+        train(optimizer, weights)
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert optimizer.state[weights[0]]["row_exp_avg_sq"].dtype is torch.bfloat16
+
+        train(optimizer, weights)
+
+        assert optimizer.state[weights[0]]["row_exp_avg_sq"].dtype is torch.float32
 
     def test_projections_of_gpt2(self):
         """Names of fused projections give a group of their own, with the outputs as rows."""
@@ -329,15 +343,18 @@ class TestRows:
         [
             ({"0": 3}, "divides 8 outputs, got 3"),
             ({"0": (4, 3)}, r"whose sum is 8, got \(4, 3\)"),
+            ({"1": 2}, "fused must name hidden matrices, got '1.weight', which is a parameter of AdamW"),
             ({"layer": 2}, "fused must name parameters or modules, got 'layer'"),
         ],
     )
     def test_invalid_parts(self, fused, message):
+        """Parts that do not fit the outputs, and names of no hidden matrix, raise errors."""
         model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
         with pytest.raises(ValueError, match=message):
             muon_with_adamw(model, lr=0.01, fused=fused)
 
     def test_invalid_decay(self):
+        """A decay of 1 would never change."""
         with pytest.raises(ValueError, match=r"row_beta must lie in \[0, 1\), got 1.0"):
             Muon(make_weights(), row_beta=1.0)
 

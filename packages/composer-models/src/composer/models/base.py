@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from torchmetrics import Metric
 
+    from composer.metrics import ModelLoss
+
 _SIGNATURES = {"forward": "forward(self, batch)", "loss": "loss(self, outputs, batch)"}
 
 
@@ -237,13 +239,17 @@ class ComposerModel(nn.Module, ABC):
                 lambda one: one.to(torch.promote_types(one.dtype, wide)) if one.is_floating_point() else one,
                 outputs,
             )
-            loss, terms = self.loss(outputs, batch), self.count_loss_terms(batch)
-            count = self._count_samples(batch) if terms is None else terms
-            return metric.update(tree_map(lambda part: part / count, loss) if self.loss_is_sum else loss, count)
+            return self._update_loss(batch, outputs, metric)
         raise NotImplementedError(
             f"{type(self).__name__} has to define update_metric(self, batch, outputs, metric) before "
             f"{type(metric).__name__} can be computed; usually that is metric.update(outputs, targets)."
         )
+
+    def _update_loss(self, batch: Any, outputs: Any, metric: ModelLoss) -> None:
+        """Update the loss as a metric with the outputs of a batch."""
+        loss, terms = self.loss(outputs, batch), self.count_loss_terms(batch)
+        count = self._count_samples(batch) if terms is None else terms
+        metric.update(tree_map(lambda part: part / count, loss) if self.loss_is_sum else loss, count)
 
     def _count_samples(self, batch: Any) -> int:
         """Return the number of samples of a batch: the length of its tensors."""
@@ -309,7 +315,8 @@ def compute_loss(
         else:
             remedy = f"Class ids run from 0 to {shape[1] - 1}{remedy}"
         raise ValueError(f"The target does not fit the scores of shape {shape}: {cause} {remedy}") from error
-    return zero_without_terms(loss, lambda: count_terms(loss_fn, target))
+    is_usual = loss_fn is soft_cross_entropy and not target.is_floating_point()
+    return zero_without_terms(loss, lambda: target.ne(-100).any() if is_usual else count_terms(loss_fn, target))
 
 
 def zero_without_terms(loss: Tensor, count: Callable[[], Tensor | None]) -> Tensor:
@@ -322,7 +329,7 @@ def zero_without_terms(loss: Tensor, count: Callable[[], Tensor | None]) -> Tens
     if is_at_hand and (loss.ndim > 0 or not math.isnan(loss.item())):
         return loss
     terms = count()
-    return loss if terms is None else loss.where(terms != 0, 0.0)  # also NaN as the weight of a class stays
+    return loss if terms is None else loss.where(terms.bool(), 0.0)  # also NaN as the weight of a class stays
 
 
 def known_cross_entropy(loss_fn: Any, smoothing: float = 0.0) -> Callable[..., Tensor] | None:

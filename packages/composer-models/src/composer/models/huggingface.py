@@ -389,7 +389,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         if isinstance(metric, ModelLoss):
             # Of prompts, and of batches without labels for callbacks, nothing is counted.
             has_loss = isinstance(outputs, Mapping) and batch.get("labels") is not None
-            return super().update_metric(batch, outputs, metric) if has_loss else None
+            return self._update_loss(batch, outputs, metric) if has_loss else None
         if getattr(metric, "needs_batch", False):
             return metric.update(batch=batch, outputs=outputs, labels=self.labels)
         is_own = type(metric).__module__.partition(".")[0] not in {"torchmetrics", "composer"}

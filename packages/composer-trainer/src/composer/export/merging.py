@@ -8,17 +8,17 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointMismatchError
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.manifest import MODEL, dictionary
 from composer.functional.checks import check_choice
-from composer.functional.training.ema import average_dtype
+from composer.functional.training.ema import average_dtype, is_statistic
 
 Weights: TypeAlias = Sequence[float] | Callable[[int], Sequence[float]]
 
-_STATISTICS = ("running_mean", "running_var")
 _FACTORS: dict[str, Callable[[float], float]] = {
     "1-sqrt": lambda part: 1 - math.sqrt(part),
     "linear": lambda part: 1 - part,
@@ -33,9 +33,9 @@ def merge_checkpoints(
 
     The mean of the last checkpoints of a run with a constant learning rate takes the place of a decay of the rate
     (WSM, arXiv:2507.17634; see :func:`decay_by_merging`); that of runs with other settings is a soup
-    (arXiv:2203.05482). Trained parameters are averaged in at least 32 bits. What no optimizer trains, such as buffers
-    and frozen weights, is that of the last checkpoint. Checkpoints without optimizers do not tell these apart: all
-    their tensors in floating point are averaged.
+    (arXiv:2203.05482). Trained parameters are averaged in at least 32 bits, under each of their names. What no
+    optimizer trains, such as buffers and frozen weights, is that of the last checkpoint. Checkpoints without optimizers
+    do not tell these apart: all their tensors in floating point are averaged.
 
     Args:
         paths: The checkpoints, oldest first; as for :func:`composer.checkpoint.load_checkpoint`.
@@ -70,7 +70,7 @@ def merge_checkpoints(
     last = open_checkpoint(paths[-1])
     merged = last.tensors(MODEL)
     trained = _trained(dictionary(last.data().get("optimizers")))
-    found = [name for name in merged if name.endswith(_STATISTICS)]
+    found = list(filter(is_statistic, merged))
     if found and statistics == "reject":
         raise ValueError(
             f"The checkpoints have running statistics of batch normalization, such as {found[0]!r}, which do not fit "
@@ -81,8 +81,8 @@ def merge_checkpoints(
         name: tensor.to(dtype) * factors[-1]
         for name, tensor in merged.items()
         if (dtype := average_dtype(tensor.dtype)) is not None
-        and not name.endswith(_STATISTICS)
-        and (not trained or name in trained)
+        and not is_statistic(name)
+        and (not trained or name in trained or _is_tied(tensor, [merged[one] for one in trained if one in merged]))
     }
     for path, factor in zip(paths[:-1], factors[:-1], strict=True):
         tensors = open_checkpoint(path).tensors(MODEL)
@@ -138,6 +138,11 @@ def _factors(count: int, weights: Weights | None) -> list[float]:
     if len(factors) != count or not math.isclose(sum(factors), 1, abs_tol=1e-6):
         raise ValueError(f"weights must be {count} factors whose sum is 1, got {factors}.")
     return factors
+
+
+def _is_tied(tensor: Tensor, trained: list[Tensor]) -> bool:
+    """Return whether a tensor is another name of a trained parameter; optimizers hold only the first one."""
+    return any(tensor.shape == one.shape and torch.equal(tensor, one) for one in trained)
 
 
 def _trained(optimizers: dict[str, object]) -> set[str]:

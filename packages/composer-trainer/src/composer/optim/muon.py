@@ -261,7 +261,11 @@ class Muon(SteppingOptimizer):
     def _row_averages(self, weights: list[Tensor], squares: Tensor, beta: float) -> Tensor:
         """Update the averages of the mean squares of rows, and return those of all weights."""
         for weight, square in zip(weights, squares, strict=True):
-            self.state[weight].setdefault("row_exp_avg_sq", torch.zeros_like(square))
+            state = self.state[weight]
+            if "row_exp_avg_sq" not in state:
+                state["row_exp_avg_sq"] = torch.zeros_like(square)
+            elif state["row_exp_avg_sq"].dtype is not square.dtype:  # Optimizer.load_state_dict has the weights' dtype
+                state["row_exp_avg_sq"] = state["row_exp_avg_sq"].to(square.dtype)
         # In each process complete; those of a resumed run are replicated DTensors.
         averages = local_parts([self.state[weight]["row_exp_avg_sq"] for weight in weights])
         torch._foreach_lerp_(averages, list(squares), 1 - beta)
@@ -346,6 +350,9 @@ def muon_with_adamw(
     layouts = _layouts(model, fused or {}, has_rows=row_beta is not None)
     for name, parameter, kind in _assigned(model, patterns):
         is_alone = kind == "matrices" and id(parameter) in layouts
+        if kind != "matrices" and "fused" in layouts.get(id(parameter), {}):
+            found = "a batch of matrices" if kind == "batches" else "a parameter of AdamW"
+            raise ValueError(f"fused must name hidden matrices, got {name!r}, which is {found}.")
         group = groups.setdefault(str(layouts[id(parameter)]), layouts[id(parameter)]) if is_alone else groups[kind]
         group.setdefault("params", []).append((name, parameter))
     if not any(group["params"] and group.get("use_muon", True) for group in groups.values()):
