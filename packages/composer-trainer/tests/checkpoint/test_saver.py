@@ -410,6 +410,12 @@ class TestFolders:
         assert int(verify_checkpoint("memory://runs/blur/latest").timestamp.batch) == 10
 
 
+def test_arguments_of_lightning():
+    """The error names the argument that chooses the best checkpoints."""
+    with pytest.raises(TypeError, match="'monitor': use keep_best. It has no argument 'save_top_k': use keep_best"):
+        CheckpointSaver("folder", monitor="eval/Accuracy", save_top_k=1)
+
+
 class TestFailures:
     def test_failure_is_raised_at_the_next_batch(self, make_trainer, tmp_path, break_call, monkeypatch):
         """A failed save ends the run at the next batch, and preserves earlier checkpoints."""

@@ -188,6 +188,7 @@ class TestMakeTrainer:
             assert "Option 'trust' is not accepted" in error
         else:
             assert re.search(r"run.yaml: \w+ leads to [\w.]+, which is not imported.*--trust \w+", error)
+            assert ("may load code of others: name a function" in error) == ("composer.cli" in entries)
         assert not (tmp_path / "ran").exists()
 
     def test_values_without_a_type_are_not_called(self, run, tmp_path):

@@ -321,6 +321,7 @@ _ELSEWHERE = {
     "alpha_f": ("eta_min", "min_lr"),
     "clipping_threshold": ("max_norm", "clip_val", "gradient_clip_val", "max_grad_norm"),
     "comp": ("mode",),
+    "keep_best": ("monitor", "mode", "save_top_k"),
     "drop_rate": ("p", "drop_prob", "stochastic_depth_prob"),
     "monitor": ("metric",),
     "smoothing": ("decay", "ema_decay", "epsilon", "label_smoothing"),

@@ -134,7 +134,7 @@ class CheckpointSaver(Callback):
         check_keep_last("num_checkpoints_to_keep (save_num_checkpoints_to_keep)", num_checkpoints_to_keep)
         if keep_best is not None and not isinstance(keep_best, KeepBest):
             raise TypeError(
-                f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}."
+                f"keep_best must be e.g. checkpoint.KeepBest('metrics/eval/MulticlassAccuracy'), got {keep_best!r}."
             )
         check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
         self.folder, self.filename = str(folder), FileName(to_path(_NAMED, filename), str(folder))

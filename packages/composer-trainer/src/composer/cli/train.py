@@ -159,10 +159,13 @@ def _error_of_trust(message: str, arguments: Sequence[str]) -> str:
     package, _, rest = name.partition(".")
     is_partly = any(one.partition(".")[0] == package for one in TRUSTED)
     files = [value for one in arguments if Path(value := one.rpartition("=")[2]).is_file()]
+    reason = f"it is neither in a module of this folder nor in {', '.join(TRUSTED)}"
+    if denied := [one for one in DENIED if f"{name}.".startswith(f"{one}.")]:
+        reason = f"{denied[0]} may load code of others: name a function in a module of this folder, which calls it"
     return (
         f"{', '.join(files) or 'The configuration'}: {key[1] if key else 'a key'} leads to {name}, which is not "
-        f"imported, because it is neither in a module of this folder nor in {', '.join(TRUSTED)}. If you trust who "
-        f"wrote this, add --trust {name.rpartition('.')[0] if is_partly and rest else package} to the command line."
+        f"imported, because {reason}. If you trust who wrote this, add --trust "
+        f"{name.rpartition('.')[0] if is_partly and rest else package} to the command line."
     )
 
 
