@@ -412,7 +412,7 @@ class TestFolders:
 
 def test_arguments_of_lightning():
     """The error names the argument that chooses the best checkpoints."""
-    with pytest.raises(TypeError, match="'monitor': use keep_best. It has no argument 'save_top_k': use keep_best"):
+    with pytest.raises(TypeError, match=r"'monitor': use keep_best. It has no argument 'save_top_k': use keep_best"):
         CheckpointSaver("folder", monitor="eval/Accuracy", save_top_k=1)
 
 
