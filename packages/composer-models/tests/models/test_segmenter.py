@@ -201,6 +201,13 @@ def test_several_classes_of_a_pixel():
         model.update_metric((IMAGES, masks), model(IMAGES), model.get_metrics(is_train=True)["MIoU"])
 
 
+def test_binary_cross_entropy_of_several_scores_has_the_weight_of_its_samples():
+    """Its mean is over all elements, also those of the ignored id."""
+    labels = torch.ones(2, 3, 6, 6).index_fill(2, torch.tensor(0), -1.0)
+
+    assert one_head(loss_fn=nn.BCEWithLogitsLoss()).count_loss_terms((IMAGES, labels)) is None
+
+
 class TestOneScore:
     """Modules with one score for each pixel, the logit of class 1."""
 
@@ -266,11 +273,39 @@ class TestOneScore:
         assert not model.module.weight.grad.any()
 
     def test_masks_that_are_no_labels(self):
-        """A mask of 0 and 255 raises in a loss that would compute with them."""
-        model, masks = self.model(loss_fn=nn.BCEWithLogitsLoss()), 255 * self.masks.clamp(min=0)
+        """A mask of 0 and 255 raises in a loss that would compute with them, also after masks of 0."""
+        model, masks = self.model(loss_fn=nn.BCEWithLogitsLoss()), self.masks.where(self.masks != 1, 255)
+        model.loss(model(IMAGES), (IMAGES, self.masks.clamp(max=0)))
 
         with pytest.raises(ValueError, match=r"must be 0 or 1, got 0 to 255, and -1 is ignored\. Set"):
             model.loss(model(IMAGES), (IMAGES, masks))
+
+    def test_masks_are_checked_until_they_have_labels(self, monkeypatch):
+        """Later batches read nothing, for which the host would wait."""
+        model, reads = self.model(loss_fn=nn.BCEWithLogitsLoss()), []
+        read = torch.Tensor.__bool__
+        monkeypatch.setattr(torch.Tensor, "__bool__", lambda one: reads.append(one) or read(one))
+
+        model.loss(model(IMAGES), (IMAGES, self.masks))
+        first = len(reads)
+        model.loss(model(IMAGES), (IMAGES, self.masks))
+
+        assert 0 < first == len(reads)
+
+    @pytest.mark.parametrize("loss_fn", [None, nn.BCEWithLogitsLoss()])
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+    def test_transposed_masks(self, loss_fn, dtype):
+        """Masks of the width and height of the images, with as many pixels, are an error."""
+        model, images = self.model(loss_fn=loss_fn), torch.rand(2, 3, 4, 9)
+
+        with pytest.raises((ValueError, RuntimeError), match=r"2, 9, 4|sizes? of"):
+            model.loss(model(images), (images, torch.zeros(2, 9, 4, dtype=dtype)))
+
+    def test_a_loss_of_its_own_may_return_a_dictionary(self):
+        """It is returned as it is, as only the mean of a binary cross entropy is scaled."""
+        model = self.model(loss_fn=lambda scores, masks: {"loss": scores.mean(), "masks": masks})
+
+        assert list(model.loss(model(IMAGES), (IMAGES, self.masks))) == ["loss", "masks"]
 
     def test_binary_metric_of_masks_with_a_channel(self):
         """It is scikit-learn's score, also for float masks."""

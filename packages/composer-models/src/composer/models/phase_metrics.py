@@ -244,10 +244,15 @@ def is_one_score(outputs: object) -> bool:
     return (len(shape) == 1 or (len(shape) > 1 and shape[1] == 1)) and outputs.is_floating_point()
 
 
+def fits_one_score(target: Tensor, score: Tensor) -> bool:
+    """Return whether a target has the shape of one score ``(N, 1, ...)``, or ``(N, ...)``."""
+    return target.shape in (score.shape, score.shape[:1] + score.shape[2:])
+
+
 def two_scores(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores ``(N, 2, ...)`` of both classes, whose softmax is the sigmoid of the one score, and targets."""
     score = outputs.unsqueeze(1) if outputs.ndim == 1 else outputs
-    if target.is_floating_point() and target.numel() == score.numel():
+    if target.is_floating_point() and fits_one_score(target, score):
         target = target.reshape(score.shape)
         target = torch.cat([1 - target, target], dim=1)
     elif target.shape == score.shape:

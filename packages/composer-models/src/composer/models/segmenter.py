@@ -14,6 +14,7 @@ from composer.models.base import compute_loss, known_cross_entropy
 from composer.models.phase_metrics import (
     PairModel,
     class_ids,
+    fits_one_score,
     is_one_score,
     to_probabilities,
     two_scores,
@@ -68,6 +69,7 @@ class ComposerSegmenter(PairModel):
     """
 
     _pair_names = "(images, masks)"
+    _has_labels = False  # until masks of one score have a 1: the host waits for a device to check them
 
     def __init__(
         self,
@@ -142,26 +144,31 @@ class ComposerSegmenter(PairModel):
             ``loss_fn`` that is no cross entropy, binary cross entropy or negative log-likelihood of torch.
         """
         masks = self._pair(batch)[1]
-        if takes_labels(self.loss_fn) and not is_sum(self.loss_fn):
+        is_of_one_score = masks.ndim < 4 or masks.shape[1] == 1  # the mean of several is over all their elements
+        if is_of_one_score and takes_labels(self.loss_fn) and not is_sum(self.loss_fn):
             return masks.ne(self.ignore_index).sum()
         return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, masks)
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."
-        share: Tensor | float = 1.0
-        if is_one_score(scores) and takes_labels(self.loss_fn) and masks.numel() == scores.numel():
+        share: Tensor | None = None
+        if is_one_score(scores) and takes_labels(self.loss_fn) and fits_one_score(masks, scores):
             counts = masks != self.ignore_index
-            if masks.device.type == "cpu" and bool((((masks < 0) | (masks > 1)) & counts).any()):
-                raise ValueError(f"Masks of one score must be 0 or 1, got {masks.min():g} to {masks.max():g}{remedy}")
+            if not self._has_labels:
+                labels = masks[counts]
+                if bool(((labels < 0) | (labels > 1)).any()):
+                    limits = f"{labels.min():g} to {labels.max():g}"
+                    raise ValueError(f"Masks of one score must be 0 or 1, got {limits}{remedy}")
+                self._has_labels = bool(labels.any())
             certain = 1000.0 if takes_logits(self.loss_fn) else 1.0  # without a loss at a pixel of 1
             scores, masks = scores.reshape(masks.shape).where(counts, certain), masks.where(counts, 1)
-            share = 1.0 if is_sum(self.loss_fn) else counts.sum().clamp(min=1) / counts.numel()
+            share = None if is_sum(self.loss_fn) else counts.sum().clamp(min=1) / counts.numel()
         elif is_one_score(scores):
             scores, masks = two_scores(scores, masks)
         loss = compute_loss(
             self.loss_fn, scores, masks, *args, smoothing=self._label_smoothing, remedy=remedy, **kwargs
         )
-        return loss / share
+        return loss if share is None else loss / share
 
     def eval_forward(self, batch: tuple[Tensor, Tensor], outputs: Any | None = None) -> Tensor:
         """Compute the scores that metrics are updated with.
