@@ -344,6 +344,7 @@ def test_metrics_of_one_evaluator_are_items():
     """Programs for MosaicML Composer iterate over metrics in order; a copy has only what was recorded."""
     values = MetricValues()
     values.record("easy", {"Loss": 1.2, "Accuracy": 0.9})
+    assert list(values.items()) == [*zip(values.keys(), values.values(), strict=True)]
     assert list(values.items()) == [("Loss", 1.2), ("Accuracy", 0.9)]
     assert dict(copy.deepcopy(values)) == {"easy": {"Accuracy": 0.9, "Loss": 1.2}}
     values.record("hard", {"Accuracy": 0.5})

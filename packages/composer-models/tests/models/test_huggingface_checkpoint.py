@@ -79,6 +79,15 @@ class TestFromCheckpoint:
         with pytest.raises(ValueError, match=rf"{name} has been changed since it was written, and nothing was loaded"):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
+    def test_other_format(self, make_model, save):
+        """A checkpoint of a later format raises, as its checksums and files may have another meaning."""
+        folder = save(HuggingFaceModel(make_model("gpt2")))
+        manifest = json.loads((folder / "manifest.json").read_text()) | {"format_version": 4}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+        with pytest.raises(ValueError, match="is of format 4, and this release reads format 3"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
     @pytest.mark.parametrize("damage", [None, "files", "part"])
     def test_parts_of_several_processes(self, make_model, make_batch, save, sign, damage):
         """Weights that each process has saved a part of are joined: rows of matrices, and entire vectors."""

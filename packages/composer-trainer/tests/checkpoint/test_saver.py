@@ -300,7 +300,20 @@ class TestKeeping:
         with pytest.raises(ValueError, match=rf"eval_dataloader adds metrics\) must be one of \[\], got '{METRIC}'"):
             trainer.fit()
 
-    @pytest.mark.parametrize("metric", ["metrics/eval/Accuracy", "MulticlassAccuracy"])
+    def test_keep_best_by_a_metric_of_a_callback(self, make_trainer, tmp_path):
+        """A callback may add a metric to those of an evaluation, of which a warning lists those that the model has."""
+
+        def add(state):
+            state.eval_metric_values["eval"]["Batches"] = -abs(float(state.timestamp.batch) - 10)
+
+        saver = CheckpointSaver(tmp_path, keep_best=KeepBest("metrics/eval/Batches"))
+        trainer = make_trainer(saver, evaluates=True, callbacks=[record("eval_end", add)])
+        with pytest.warns(UserWarning, match=rf"'{METRIC}'\].*got 'metrics/eval/Batches'.* unless a callback adds"):
+            trainer.fit()
+
+        assert Path(saver.best_checkpoint).name == "ep2-ba10"
+
+    @pytest.mark.parametrize("metric", ["metrics/evaluation/MulticlassAccuracy", "MulticlassAccuracy"])
     def test_keep_best_by_a_metric_that_does_not_exist(self, make_trainer, tmp_path, metric):
         """It raises when training starts, with those that exist, instead of keeping none."""
         saver = CheckpointSaver(tmp_path, keep_best=KeepBest(metric))

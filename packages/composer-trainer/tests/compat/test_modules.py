@@ -1,6 +1,7 @@
 """Former import paths give the same objects as the new ones, with a warning that contains the new import."""
 
 import importlib
+import importlib.util
 import pickle
 import re
 import subprocess
@@ -130,6 +131,17 @@ def test_names_of_other_packages(package, name, advice):
     with pytest.raises(ImportError, match=f"^{re.escape(f'cannot import name {name!r} from {package!r}{advice}')}$"):
         run(f"from {package} import {name}")
     assert not hasattr(importlib.import_module(package), name)
+    assert importlib.util.find_spec(f"{package}.{name}") is None
+
+
+def test_repeated_questions_search_once(monkeypatch):
+    """A program that asks for an attribute again and again compares the name with all others once."""
+    calls = []
+    monkeypatch.setattr("composer.core.checks.nearest", lambda *names: calls.append(names) or "")
+
+    for _ in range(3):
+        assert not hasattr(importlib.import_module("composer"), "nothing_like_it")
+    assert len(calls) == 1
 
 
 def test_names_of_no_package():

@@ -195,6 +195,16 @@ def test_function_of_a_step():
     assert "is called with the State: its step is int(state.timestamp.batch)" in raised.value.__notes__[0]
 
 
+def test_error_of_a_schedule_of_the_library():
+    """It has no note about functions."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+    with pytest.raises(ValueError, match="the training, which has no length") as raised:
+        compile_composer_scheduler(schedules.CosineAnnealingScheduler(), State(model=None, optimizers=optimizer))
+
+    assert not hasattr(raised.value, "__notes__")
+
+
 class TestWarmup:
     def test_no_milestones(self):
         """Without milestones a multi-step schedule only warms up."""

@@ -399,7 +399,7 @@ class TestSteppedSchedulers:
         def half(state, ssr=1.0):
             return factor
 
-        with pytest.raises(kind, match=r"half must return the factor of the learning rates, .* 0 or more, got"):
+        with pytest.raises(kind, match=r"\.half must return the factor of the learning rates, .* 0 or more, got"):
             small_run(schedulers=half, max_duration="1ba").fit()
 
     @pytest.mark.parametrize("optimizers", [None, "own"])

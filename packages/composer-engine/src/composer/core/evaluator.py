@@ -121,9 +121,10 @@ class MetricValues(dict[str, Any]):
     """The latest values of metrics by evaluator and name, ``values["eval"]["MulticlassAccuracy"]``.
 
     If only one evaluator has a metric, its name alone is a key, too: ``values["MulticlassAccuracy"]``,
-    ``values.get("MulticlassAccuracy")`` and ``"MulticlassAccuracy" in values``. :meth:`keys` and :meth:`items` have
-    these names alone if no two evaluators have a metric of one name, and otherwise after the evaluators. Values that
-    were assigned by name only, remain until an evaluation computes the metric.
+    ``values.get("MulticlassAccuracy")`` and ``"MulticlassAccuracy" in values``. :meth:`items`, :meth:`keys` and
+    :meth:`values` have the metrics alone if no two evaluators have one of the same name, and otherwise after the
+    evaluators; iteration, ``len`` and ``dict(values)`` have what was recorded. Values that were assigned by name only,
+    remain until an evaluation computes the metric.
 
     Raises:
         KeyError: In a look-up: there is no such label and metric, or several evaluators have the metric.
@@ -140,7 +141,7 @@ class MetricValues(dict[str, Any]):
             return self[labels[0]][name]
         if labels:
             raise KeyError(f"{name!r} is a metric of {', '.join(labels)}: read [{labels[0]!r}][{name!r}].")
-        known = {*self, *(metric for values in self.values() if isinstance(values, Mapping) for metric in values)}
+        known = {*self, *(metric for values in dict(self).values() if isinstance(values, Mapping) for metric in values)}
         raise KeyError(f"There is no evaluator or metric {name!r}{nearest_metric(name, known)}")
 
     def __reduce__(self) -> Any:  # a copy is made of what is recorded, not of items()
@@ -163,6 +164,10 @@ class MetricValues(dict[str, Any]):
     def keys(self) -> Any:
         """Return the names of :meth:`items`."""
         return dict(self.items()).keys()
+
+    def values(self) -> Any:
+        """Return the values of :meth:`items`."""
+        return dict(self.items()).values()
 
     def record(self, label: str, values: Mapping[str, Any]) -> None:
         """Replace the values of an evaluator."""

@@ -20,7 +20,7 @@ from composer.models._huggingface_saved import from_composer, rebuild_model, reb
 
 # The files of a checkpoint of composer-trainer, on which this package does not depend.
 _WEIGHTS, _STATE, _EXTRA, _MANIFEST = "model.safetensors", "state.json", "extra.safetensors", "manifest.json"
-_LAYOUT = "layout.json"
+_LAYOUT, _FORMAT = "layout.json", 3
 _READ = re.compile(r"(state|layout)\.json|(model|extra)(-\d{5}-of-\d{5})?\.safetensors")
 """The files that are read; of a sharded model each process writes one."""
 _PREFIX = "model."
@@ -77,7 +77,7 @@ def read_checkpoint(
 
     Raises:
         FileNotFoundError: The folder does not exist, or is not a checkpoint.
-        ValueError: The checkpoint was changed after it was written, is not of a
+        ValueError: The checkpoint was changed after it was written, is of another format, is not of a
             :class:`~composer.models.HuggingFaceModel`, or holds the training weights of a schedule-free optimizer,
             which only that optimizer can convert to the weights used for evaluation.
     """
@@ -163,7 +163,7 @@ def _check(folder: Path, shown: str | Path) -> None:
     """Compare the files with the manifest, and the manifest with its own checksum.
 
     Raises:
-        ValueError: A file has been changed.
+        ValueError: A file has been changed, or the checkpoint is of another format.
     """
     import xxhash  # noqa: PLC0415  (an extra)
 
@@ -176,6 +176,8 @@ def _check(folder: Path, shown: str | Path) -> None:
         content = json.dumps(manifest, sort_keys=True, indent=1) + "\n"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{shown}/{_MANIFEST} is not the manifest of a checkpoint with weights.") from None
+    if (number := manifest.get("format_version", _FORMAT)) != _FORMAT:
+        raise ValueError(f"{shown} is of format {number}, and this release reads format {_FORMAT}. Use a newer one.")
     digests = {_MANIFEST: hashlib.sha256(content.encode()).hexdigest()}
     for name in present:
         with (folder / name).open("rb") as file:

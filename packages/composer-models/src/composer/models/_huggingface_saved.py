@@ -85,9 +85,8 @@ def rebuild_tokenizer(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
         tokenizer.name_or_path = ""  # not the temporary folder
-        if (
-            tokenizer_save_dir is not None
-        ):  # by the tokenizer, because the checkpoint must not determine which files are written
+        # Written by the tokenizer, because the checkpoint must not determine which files are written.
+        if tokenizer_save_dir is not None:
             tokenizer.save_pretrained(str(tokenizer_save_dir))
     return tokenizer
 

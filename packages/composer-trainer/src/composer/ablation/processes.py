@@ -186,9 +186,8 @@ def _fork_for_each() -> tuple[Path | None, int]:
 def _shared_with_forks() -> tuple[int, int, bool]:
     """Return the numbers of threads and open files, and whether a GPU is in use."""
     names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-    threads = sum(
-        name != "jemalloc_bg_thd\n" for name in names
-    )  # pyarrow's, which scikit-learn imports: it allows forks
+    # That thread is pyarrow's, which scikit-learn imports, and allows forks.
+    threads = sum(name != "jemalloc_bg_thd\n" for name in names)
     return threads, len(list(Path("/proc/self/fd").iterdir())), torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 

@@ -139,7 +139,8 @@ class CheckpointSaver(Callback):
         check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
         self.folder, self.filename = str(folder), FileName(to_path(_NAMED, filename), str(folder))
         self.latest_filename = None if latest_filename is None else FileName(latest_filename, str(folder))
-        self.best_filename, self.continues = best_filename, False
+        self.best_filename = best_filename
+        self.continues = False
         self.remote_file_name = None if remote_file_name is None else str(remote_file_name)
         self.open_folder: Callable[[str], Folder] = open_folder
         self.uploaders: list[Callable[[str], str]] = []
@@ -192,16 +193,20 @@ class CheckpointSaver(Callback):
         """Create the folder, and check that no other process saves to it.
 
         Raises:
-            ValueError: There is no such metric as that of ``keep_best``.
+            ValueError: The metric of ``keep_best`` does not exist, and no evaluator to whose values it could be added.
             CheckpointSaveError: A process does not see the folder.
             NotSerializableError: An optimizer contains something that is neither data nor a tensor.
         """
         reject_fsdp1(state.model)
         self._check_optimizers(state)
         sets = {state.dataloader_label or "train": state.train_metrics or (), **state.eval_metrics}
-        known, best = [f"metrics/{label}/{one}" for label, metrics in sets.items() for one in metrics], self.keep_best
+        known = [f"metrics/{label}/{one}" for label, metrics in sets.items() for one in metrics]
+        best = self.keep_best
         if best and not any(f"{best.metric}/".startswith(f"{one}/") for one in known):
-            raise unknown_metric("save_best (keep_best; eval_dataloader adds metrics)", best.metric, known)
+            error = unknown_metric("save_best (keep_best; eval_dataloader adds metrics)", best.metric, known)
+            if self._due.best_label not in sets:
+                raise error
+            warnings.warn(f"{error} No checkpoint is the best unless a callback adds its value.", stacklevel=2)
         self.wait()  # what was saved before this fit counts below
         self._reset()
         names = self._names(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -47,12 +47,13 @@ def find_spec(name: str) -> ModuleSpec | None:
         return ModuleSpec(name, _Loader, origin="composer.compat", is_package=True)  # type: ignore[arg-type]
     if entry is not None:
         setattr(sys.modules[parent], last, _take(entry))
-    elif hint := _place(parent, last):
+    elif sys._getframe(3).f_code is not importlib.util.find_spec.__code__ and (hint := _place(parent, last)):  # noqa: SLF001
         # Not the full name, because Python and this library ignore the error of a module that is missing.
         raise ModuleNotFoundError(f"cannot import name {last!r} from {parent!r}{hint}", name=last)
     return None
 
 
+@functools.lru_cache  # a program may ask again and again by hasattr()
 def _place(parent: str, name: str) -> str:
     """Return the end of a sentence with what to import instead of a name that a package does not have, if any."""
     homes = _public_names()

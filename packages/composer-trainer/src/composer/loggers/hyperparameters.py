@@ -231,7 +231,6 @@ def _to_data(value: Any, depth: int) -> Any:  # noqa: PLR0911  (one for each typ
         return str(value)
     if attrs.has(type(value)) and depth < _DEEPEST:
         plain = {name: _to_data(item, depth + 1) for name, item in settings_of(value).items()}
-        return (
-            str(plain["every"]) if list(plain) == ["every"] else {"class": type(value).__name__} | plain
-        )  # of an Interval
+        is_interval = list(plain) == ["every"]
+        return str(plain["every"]) if is_interval else {"class": type(value).__name__} | plain
     return describe(value)

@@ -278,7 +278,7 @@ def _checked(factor: Any, schedule: Any) -> float:
         TypeError: It is not a number.
         ValueError: It is negative, infinite or not a number (NaN).
     """
-    schedule = getattr(schedule, "func", schedule)  # the schedule of a functools.partial, whose name the error states
+    schedule = getattr(schedule, "args", (schedule,))[0]  # that of compile_composer_scheduler, whose name is stated
     try:
         number = math.nan if isinstance(factor, (str, bytes)) else float(factor)
     except (TypeError, ValueError, RuntimeError):

@@ -116,11 +116,15 @@ def _factor(scheduler: ComposerScheduler, state: State, **ssr: float) -> float:
     try:
         return scheduler(state, **ssr)
     except Exception as error:
-        error.add_note(
-            "A function in schedulers is called with the State: its step is int(state.timestamp.batch). For a function "
-            "of the step, use torch.optim.lr_scheduler.LambdaLR(optimizer, f) and step_schedulers_every_batch=True."
-        )
+        if not type(scheduler).__module__.startswith("composer."):
+            error.add_note(_NO_STEP)
         raise
+
+
+_NO_STEP = (
+    "A function in schedulers is called with the State: its step is int(state.timestamp.batch). For a function of the "
+    "step, use torch.optim.lr_scheduler.LambdaLR(optimizer, f) and step_schedulers_every_batch=True."
+)
 
 
 def _to_milestones(given: Time | str | Sequence[Time | str]) -> tuple[Time, ...]:
