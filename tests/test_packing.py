@@ -229,15 +229,39 @@ class TestCheck:
 
         for collate in (flatten, lambda samples: dict(flatten(samples))):
             loader = DataLoader(lists, batch_size=8, collate_fn=collate)
-            with pytest.raises(ValueError, match="of BloomForCausalLM must not attend across documents"):
-                self.fit(make_bloom(), loader)
+            with pytest.warns(UserWarning, match="BloomForCausalLM must not attend across documents") as warned:
+                trainer = self.fit(make_bloom(), loader)
+            trainer.fit(duration="1ba")
             self.fit(make_model(n_positions=512), loader)
+            assert len(warned) == 1
+
+    def test_a_padded_row_is_not_flattened(self):
+        """A row with a mask and positions of 0 at padding trains a model that ignores positions, without a warning."""
+        mask = torch.tensor([[0, 0, 1, 1, 1]])
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        labels = mask.where(mask == 1, -100)
+        batch = {"input_ids": mask, "attention_mask": mask, "position_ids": positions, "labels": labels}
+
+        self.fit(make_bloom(), [batch])
+
+    @pytest.mark.parametrize(("others", "calls"), [(3, 4), (1, 1), (0, 1)])
+    def test_all_processes_check_a_flattened_row(self, others, calls, monkeypatch):
+        """With one document here, the model is checked if another process has several and all have such rows."""
+        row = {"input_ids": DOCUMENTS[0][None, :LENGTH], "position_ids": torch.arange(LENGTH)[None]}
+        monkeypatch.setattr("composer.trainer.gradients.all_gather_object", lambda number: [number, others])
+        model = Counting()
+
+        self.fit(model, [row | {"labels": row["input_ids"]}])
+
+        assert len(model.modes) == calls
 
     def fit(self, model, loader):
-        """Train for a batch."""
+        """Train for a batch, and return the trainer."""
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         options = {"max_duration": "1ba", "device": "cpu", "progress_bar": False}
-        Trainer(model=model, train_dataloader=loader, optimizers=optimizer, **options).fit()
+        trainer = Trainer(model=model, train_dataloader=loader, optimizers=optimizer, **options)
+        trainer.fit()
+        return trainer
 
     @pytest.mark.parametrize(
         "wrap",
@@ -340,6 +364,21 @@ if __name__ == "__main__":
     sharded = train(is_exact=False, parallelism_config={"fsdp": {}})
     complete = [each.detach().full_tensor().flatten() for each in sharded.state.model.parameters()]
     result["sharded"] = torch.cat(complete).tolist()
+    # One of the sharded processes has a flattened row of two documents, the other of one.
+    ids, first = torch.cat(DOCUMENTS[:2])[None], len(DOCUMENTS[0])
+    positions = torch.arange(ids.numel())
+    if distributed.get_global_rank():
+        positions = torch.cat([positions[:first], positions[:-first]])
+    flattened = make_model(n_positions=512)
+    Trainer(
+        model=flattened,
+        train_dataloader=[{"input_ids": ids, "labels": ids, "position_ids": positions[None]}],
+        optimizers=torch.optim.SGD(flattened.parameters(), 0.1),
+        max_duration="1ba",
+        device="cpu",
+        progress_bar=False,
+        parallelism_config={"fsdp": {}},
+    ).fit()
     try:
         train(model=make_bloom())
     except ValueError as error:

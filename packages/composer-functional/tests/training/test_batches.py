@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from composer import functional as cf
-from composer.functional.training.batches import is_flattened, warn_of_padding
+from composer.functional.training.batches import count_flattened, warn_of_padding
 
 IMAGE, VIDEO, PAD = 5, 6, 2
 GRIDS = [(1, 4, 4), (1, 2, 4), (1, 4, 6), (2, 2, 2)]
@@ -217,16 +217,32 @@ class TestCountRealTokens:
         warn_of_padding(batch, 5)
         warn_of_padding(torch.ones(2), 0)
 
+    def test_other_counts_are_those_of_the_user(self):
+        """A number with tokens beside the ids, and ids that are no tensor, give neither a warning nor an error."""
+        batch = {"input_ids": torch.ones(2, 4), "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])}
 
-class TestIsFlattened:
+        warn_of_padding(batch, 11)
+        warn_of_padding({"input_ids": [[1, 2], [3]]}, 3)
+
+
+class TestCountFlattened:
     def test_rows(self):
-        """One row with several documents is flattened; rows, packed rows and positions of images are not."""
+        """Documents are counted in one flattened row; other rows, packed rows and positions of images have none."""
         ids, positions = torch.ones(1, 5), torch.tensor([[0, 1, 2, 0, 1]])
 
-        assert is_flattened({"input_ids": ids, "position_ids": positions})
-        assert not is_flattened({"input_ids": ids, "position_ids": torch.arange(5)[None]})
-        assert not is_flattened({"input_ids": ids, "position_ids": positions.expand(3, 1, 5)})
-        assert not is_flattened({"input_ids": ids.expand(2, 5), "position_ids": positions.expand(2, 5)})
-        assert not is_flattened(cf.collate_packed([cf.pack_documents([torch.arange(3), torch.arange(2)], 5)]))
-        assert not is_flattened({"input_ids": ids})
-        assert not is_flattened(ids)
+        assert count_flattened({"input_ids": ids, "position_ids": positions}) == 2
+        assert count_flattened({"input_ids": ids, "position_ids": torch.arange(5)[None]}) == 1
+        assert not count_flattened({"input_ids": ids, "position_ids": positions.expand(3, 1, 5)})
+        assert not count_flattened({"input_ids": ids.expand(2, 5), "position_ids": positions.expand(2, 5)})
+        assert not count_flattened({"input_ids": ids[None], "position_ids": positions[None]})
+        assert not count_flattened({"input_ids": ids[:, :1], "position_ids": positions[:, :1]})
+        assert not count_flattened(cf.collate_packed([cf.pack_documents([torch.arange(3), torch.arange(2)], 5)]))
+        assert not count_flattened({"input_ids": ids})
+        assert not count_flattened(ids)
+
+    def test_positions_of_padding(self):
+        """In a row with a mask, positions that are 0 at padding start no documents."""
+        mask = torch.tensor([[0, 0, 1, 1, 1]])
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+
+        assert not count_flattened({"input_ids": mask, "position_ids": positions, "attention_mask": mask})

@@ -176,6 +176,18 @@ class TestLoss:
         batch["labels"] = batch["labels"].where(mask == 1, -100)
         other.loss(other(batch), batch)
 
+    def test_labels_are_reported_by_the_first_mask_of_training_with_zeros(self, make_model, make_batch):
+        """Neither an evaluation nor a batch without padding uses up the check of the labels."""
+        model, batch = HuggingFaceModel(make_model("gpt2")), dict(make_batch("gpt2"))
+        batch["labels"] = batch["labels"].clamp(min=0)
+        complete = {**batch, "attention_mask": torch.ones_like(batch["labels"])}
+        padded = {**batch, "attention_mask": torch.ones_like(batch["labels"]).tril()}
+
+        model.loss(model.eval()(padded), padded)
+        model.loss(model.train()(complete), complete)
+        with pytest.warns(UserWarning, match="The loss counts tokens where attention_mask is 0"):
+            model.loss(model(padded), padded)
+
     @pytest.mark.filterwarnings("ignore:The loss counts tokens where attention_mask:UserWarning")
     @pytest.mark.parametrize("kind", KINDS)
     def test_replaced_labels(self, kind, make_model, make_batch):

@@ -122,11 +122,17 @@ class TestGenerate:
         assert [step for _, step, _, _ in tables] == steps
 
     def test_no_logger_with_tables(self, tokenizer):
-        """A training whose loggers show no table gives a warning that names one."""
+        """The first training without a logger of tables gives a warning; a subclass, which may log strings, none."""
+
+        class Texts(Generate):
+            pass
+
         generate = Generate("def", "1ep", max_new_tokens=1)
 
         with pytest.warns(UserWarning, match=r"no logger of this training shows\. Give loggers=ConsoleLogger\(\)"):
             fit(Writer(tokenizer), generate, loggers=[])
+        for again in (generate, Texts("def", "1ep", max_new_tokens=1)):
+            fit(Writer(tokenizer), again, loggers=[])
 
     def test_does_not_change_training(self, tokenizer):
         """With sampling and dropout, the weights are bit-identical with and without the callback."""

@@ -44,6 +44,16 @@ class Resumable(Stream):
         self.place = state["place"]
 
 
+class Given(IterableDataset):
+    """The documents that are given, in order."""
+
+    def __init__(self, documents):
+        self.documents = documents
+
+    def __iter__(self):
+        return iter(self.documents)
+
+
 def ids_of(rows):
     """Return the ids of rows without padding, sorted."""
     return sorted(token for row in rows for token in row["input_ids"][: row["num_tokens"]].tolist())
@@ -107,6 +117,16 @@ class TestBoth:
             assert row["labels"].tolist() == [-100, -100, 7, 8]
         with pytest.raises(ValueError, match=f"{name} must mark each of the 4 tokens, got 2 values"):
             pack_sequences([{"input_ids": ids, name: mask[:2]}], 4)
+
+    @pytest.mark.parametrize("make", [list, Given], ids=["dataset", "stream"])
+    def test_documents_without_labels_are_reported(self, make):
+        """Masks of zeros in all documents, as of a template without marks, give a warning; one label gives none."""
+        documents = [{"input_ids": [5, 6, 7], "assistant_masks": [0, 0, 0]} for _ in range(3)]
+        marked = [*documents, {"input_ids": [5, 6], "assistant_masks": [0, 1]}]
+
+        with pytest.warns(UserWarning, match=r"labels of all 3 documents are -100.*no \{% generation %\}"):
+            list(pack_sequences(make(documents), 4))
+        list(pack_sequences(make(marked), 4))
 
     @pytest.mark.parametrize(
         ("arguments", "options", "error", "text"),

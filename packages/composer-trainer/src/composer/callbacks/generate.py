@@ -70,7 +70,7 @@ class Generate(Callback):
         self.interval = Interval.named("interval", interval).every
         self.batch_size = len(self.prompts) if batch_size is None else batch_size
         self.generate_kwargs = kwargs
-        self._generated_at = -1
+        self._generated_at, self._has_warned = -1, False
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Generate every ``interval``, after a batch, an epoch or an iteration, depending on its unit."""
@@ -91,7 +91,9 @@ class Generate(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier training, and warn if no logger shows the table."""
-        if state.rank == 0 and all(type(one).log_table is LoggerDestination.log_table for one in logger.destinations):
+        has_none = all(type(one).log_table is LoggerDestination.log_table for one in logger.destinations)
+        if type(self) is Generate and state.rank == 0 and has_none and not self._has_warned:
+            self._has_warned = True  # A subclass may log in another form.
             console = "Give loggers=ConsoleLogger() of composer.loggers, which prints it, or another one with tables."
             warnings.warn(f"Generate logs a table, which no logger of this training shows. {console}", stacklevel=2)
         self._generated_at = -1

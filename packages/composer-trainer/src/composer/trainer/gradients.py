@@ -32,7 +32,8 @@ from composer.core.data.packing import check_packed_model
 from composer.core.plan import Subscription
 from composer.core.step import Step
 from composer.distributed import BatchShare, BatchWeights, GlobalBatch, get_data_world_size, get_world_size
-from composer.functional.training.batches import is_flattened, warn_of_padding
+from composer.distributed.collectives import all_gather_object
+from composer.functional.training.batches import count_flattened, warn_of_padding
 from composer.trainer.evaluation.metrics import update_train_metrics
 from composer.trainer.microbatch_search import MicrobatchSearch, what_needs_whole_batch
 
@@ -147,10 +148,12 @@ class BatchGradients:
     def _check(self, batch: Batch, size: int | None) -> None:
         """Check, in the first batch of a training, that the model supports the data and the size of microbatches."""
         self._is_unchecked = False
-        # Packed rows once, and not again in a further call of fit.
-        if self._batches.checks_model or is_flattened(batch):
-            self._batches.checks_model = False
-            check_packed_model(self._state, batch)
+        # Once, and not again in a further call of fit.
+        is_packed, self._batches.checks_model = self._batches.checks_model, False
+        # The forward passes of a sharded model need all processes, also those with one long document.
+        documents = all_gather_object(count_flattened(batch)) if is_packed is None else []
+        if is_packed or (all(documents) and max(documents, default=0) > 1):
+            check_packed_model(self._state, batch, raises=bool(is_packed))
         if (duration := self._state.max_duration) is not None and duration.unit is TimeUnit.TOKEN:
             warn_of_padding(batch, self._spec.get_num_tokens_in_batch(batch))
         # The search reduces the size itself, and one that is larger than a batch is not a mistake of the user.

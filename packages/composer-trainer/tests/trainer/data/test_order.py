@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from composer.core.saving.randomness import derive_seed
-from composer.trainer.data.order import make_order
+from composer.trainer.data.order import DataOrder, make_order
 from fixtures.draws import Noisy, NoisyBatches, NoisyStream, noisy
 
 
@@ -462,3 +462,13 @@ class TestOtherLoaders:
         rest = list(order.begin(5, 2))
 
         assert (rest, loader.epoch) == ([1, 2, 3], 5)
+
+
+def test_order_without_begin():
+    """An order that does not define how an epoch begins raises an error with its name."""
+
+    class Forgetful(DataOrder):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Forgetful must define begin"):
+        Forgetful([1], seed=0).begin(0)

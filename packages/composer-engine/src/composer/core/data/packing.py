@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +18,7 @@ from composer.core.checks import is_flag, one_of, whole_number_from
 from composer.core.precision import Precision, get_precision_context
 from composer.core.saving.randomness import derive_seed, preserve_rng_state
 from composer.functional.datasets import by_epoch, outermost
-from composer.functional.training.packing import labels_of
+from composer.functional.training.packing import labels_of, measure_documents
 
 if TYPE_CHECKING:
     from composer.core.state import State
@@ -47,9 +48,9 @@ def pack_sequences(
     """Pack the documents of a data set into rows of ``length`` tokens (arXiv:2404.10830).
 
     A sample is a document: a dictionary with ``"input_ids"``, and perhaps ``"labels"`` (-100 where there is no loss)
-    and ``"attention_mask"``, whose zeros are padding to remove; or token ids alone. Tokens that are 0 in
-    ``"assistant_masks"`` or ``"completion_mask"``, have no loss. Each document is in one row, and
-    occurs once in an epoch. Rows are those of :func:`composer.functional.pack_documents`. Load them by
+    and ``"attention_mask"``, whose zeros are padding to remove; or token ids alone. Tokens whose
+    ``"assistant_masks"`` or ``"completion_mask"`` is 0 have no loss. Each document is in one row, and occurs
+    once in an epoch. Rows are those of :func:`composer.functional.pack_documents`. Load them by
     ``DataLoader(packed, batch_size, collate_fn=cf.collate_packed)``. The Trainer checks at the first batch that the
     model keeps documents apart; in a loop of your own, call :func:`composer.functional.check_packing` once.
 
@@ -143,7 +144,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
     def __init__(self, dataset: Any, packing: _Packing, lengths: Sequence[int] | None) -> None:
         self.dataset, self.packing, self.epoch = dataset, packing, 0
         if lengths is None:
-            lengths = [len(_document(dataset[index], f"dataset[{index}]")[0]) for index in range(len(dataset))]
+            lengths = measure_documents(_document(dataset[at], f"dataset[{at}]") for at in range(len(dataset)))
         if len(lengths) != len(dataset) or len(lengths) == 0:
             raise ValueError(
                 f"dataset must have one document or more, and lengths a number for each, got {len(dataset)} and "
@@ -248,7 +249,10 @@ class PackedStream(IterableDataset[dict[str, Any]]):
             missing = max(1, self.packing.buffer_size - len(waiting))
             read = list(itertools.islice(documents, missing))
             is_last = len(read) < missing
-            rows, waiting = self._pack([*waiting, *self._measured(read, state["read"])], state, is_last=is_last)
+            buffer = [*waiting, *self._measured(read, state["read"])]
+            if not state["buffer"]:  # warns if nothing has a label
+                measure_documents(buffer)
+            rows, waiting = self._pack(buffer, state, is_last=is_last)
             for number in range(state["returned"], len(rows)):
                 self._state = {**state, "returned": number + 1}
                 yield self.packing.row(rows[number])
@@ -328,9 +332,10 @@ def has_packed_rows(loader: Any) -> bool:
     return any(one.packing.check_model for one in packed)
 
 
-def check_packed_model(state: State, batch: Any) -> None:
+def check_packed_model(state: State, batch: Any, *, raises: bool = True) -> None:
     """Raise a ValueError if the model does not keep the documents of a packed batch apart; the run does not change.
 
+    Without ``raises`` it is a warning, as for rows that are not of :func:`pack_sequences`, with its ``check_model``.
     Documents are made of the first tokens of the batch, so that all processes compute as often. Computing in 8 bits, a
     model scales its activations by those of all documents, so it is not checked.
     """
@@ -348,5 +353,8 @@ def check_packed_model(state: State, batch: Any) -> None:
         with preserve_rng_state(state.device), get_precision_context(state.precision, state.device.type):
             cf.check_packing(state.model, cf.collate_packed([row]), output)
     except ValueError as error:
+        if not raises:
+            warnings.warn(f"The first batch is a row of documents, by its position_ids: {error}", stacklevel=2)
+            return
         error.add_note("Pad the rows instead; or pack_sequences(..., check_model=False) trains without this check.")
         raise

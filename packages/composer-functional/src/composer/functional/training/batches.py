@@ -201,16 +201,20 @@ def _of_tokens(value: Any, size: int, start: int, end: int) -> Any:
     return value
 
 
-def is_flattened(batch: Any) -> bool:
-    """Return whether a batch is one row of documents that was not packed, as by ``DataCollatorWithFlattening``."""
+def count_flattened(batch: Any) -> int:
+    """Return the number of documents in a row as of ``DataCollatorWithFlattening``; 0 for other batches."""
     ids, places = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "position_ids"))
-    is_row = isinstance(ids, Tensor) and isinstance(places, Tensor) and ids.shape == places.shape and len(ids) == 1
-    return is_row and "document_lengths" not in batch and len(_starts(batch)) > 1
+    if not isinstance(ids, Tensor) or not isinstance(places, Tensor) or ids.shape != places.shape:
+        return 0
+    # With a mask, positions may be 0 at padding.
+    is_other = "document_lengths" in batch or batch.get("attention_mask") is not None
+    return 0 if is_other or ids.shape[:-1] != (1,) or ids.numel() == 1 else len(_starts(batch))
 
 
 def warn_of_padding(batch: Any, num_tokens: int) -> None:
-    """Warn if a clock that stops the training by tokens counts padding."""
-    if isinstance(batch, Mapping) and "input_ids" in batch and num_tokens > (real := count_real_tokens(batch)):
+    """Warn if a clock that stops the training by tokens counts padding; numbers that a user counts are others."""
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    if isinstance(ids, Tensor) and num_tokens == ids.numel() > (real := count_real_tokens(batch)):
         warnings.warn(
             f"max_duration in tokens counts padding: of {num_tokens} tokens in the first batch {real} are real. Count "
             "these with DataSpec(loader, get_num_tokens_in_batch=cf.count_real_tokens), cf being composer.functional.",

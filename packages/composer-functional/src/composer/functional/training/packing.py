@@ -8,7 +8,8 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -169,6 +170,15 @@ def labels_of(document: Mapping[str, Any], ids: Tensor) -> Tensor:
                 raise ValueError(f"{name} must mark each of the {len(labels)} tokens, got {len(mask)} values.")
             labels = labels.where(torch.as_tensor(mask, device=labels.device).bool(), IGNORED)
     return labels
+
+
+def measure_documents(documents: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
+    """Return the lengths of documents, pairs of ids and labels; warn if no token of them has a label."""
+    found = [(len(ids), bool((labels != IGNORED).any())) for ids, labels in documents]
+    if found and not any(has_labels for _, has_labels in found):
+        templates = "Transformers fills assistant_masks with zeros if the chat template has no {% generation %}."
+        warnings.warn(f"The labels of all {len(found)} documents are {IGNORED}: no loss. {templates}", stacklevel=4)
+    return [length for length, _ in found]
 
 
 def collate_packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

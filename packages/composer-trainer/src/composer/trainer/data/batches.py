@@ -81,7 +81,7 @@ class Batches:
         position: The place of the next batch, and where the epoch ends.
         place_reader: Reads saved places.
         usual: The number of samples in nearly all batches of each of several processes; unknown unless it is the same.
-        checks_model: Whether it has still to be checked that the model keeps the documents of packed rows apart.
+        checks_model: Whether the model still has to be checked on packed rows; None if the first batch shows it.
         _objects_at_start: The states at the start of the epoch of the objects that a resumed run replays. A save within
             the epoch contains them, because a resumed run draws the order again.
         _batches: The batches from the place on, each with whether it counts; None until the first one is asked for.
@@ -120,7 +120,7 @@ class Batches:
                 "with drop_last=True."
             )
         self.usual: int | None = None
-        self.checks_model = has_packed_rows(self._loader)
+        self.checks_model: bool | None = has_packed_rows(self._loader) or None
         self._objects_at_start = save_objects(self.objects.replayed)
         self._batches: Iterator[tuple[Batch, bool]] | None = None
         # Between processes: an end that only the loader, or its sampler at the start of an epoch, can show may differ.

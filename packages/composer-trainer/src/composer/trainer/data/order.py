@@ -20,7 +20,6 @@ import copy
 import hashlib
 import itertools
 import operator
-from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -106,9 +105,9 @@ class DataOrder:
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
 
-    @abstractmethod
     def begin(self, epoch: int, place: int = 0) -> Iterator[Batch]:
         """Return the batches of an epoch from a place on."""
+        raise NotImplementedError(f"{type(self).__name__} must define begin.")
 
     def end(self, place: int) -> int | None:
         """Return the place where an epoch that passes ``place`` ends; None if only the loader can show it."""
