@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
+import importlib
 import inspect
 import re
 import sys
@@ -47,7 +47,7 @@ def find_spec(name: str) -> ModuleSpec | None:
         return ModuleSpec(name, _Loader, origin="composer.compat", is_package=True)  # type: ignore[arg-type]
     if entry is not None:
         setattr(sys.modules[parent], last, _take(entry))
-    elif sys._getframe(3).f_code is not importlib.util.find_spec.__code__ and (hint := _place(parent, last)):  # noqa: SLF001
+    elif hint := _place(parent, last):
         # Not the full name, because Python and this library ignore the error of a module that is missing.
         raise ModuleNotFoundError(f"cannot import name {last!r} from {parent!r}{hint}", name=last)
     return None
