@@ -145,7 +145,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         self._set_metrics(metrics, metrics if eval_metrics is None else eval_metrics, ("metrics", "eval_metrics"))
         self.model_forward_args = _argument_names(base_of(self.model))
         self._labels_seen: Tensor | None = None
-        self._unchecked_losses = 100  # each waits for the device
+        self._unchecked_losses = 8  # each waits for the device
         self._correct_loss = LossCorrection()
         self.labels: Tensor | None = None
         """The labels of the batch of the last :meth:`eval_forward`, for a custom :meth:`update_metric`. With
