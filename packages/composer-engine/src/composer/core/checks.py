@@ -20,10 +20,10 @@ from composer.functional import checks
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Absolute paths of POSIX and of Windows, with and without a drive, and URLs.
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONGEST_FOLDER = 200
 """File systems have names of up to 255 bytes, and what is filled into names needs some of them."""
+# Absolute paths of POSIX and of Windows, with and without a drive, and URLs.
 _BEGINS_ELSEWHERE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|.*://", re.DOTALL)
 _LONGEST_NAME = 500
 _MOST_LINES = 200

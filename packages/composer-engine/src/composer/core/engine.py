@@ -110,7 +110,7 @@ class Engine:
             ValueError: There is no such event.
             RuntimeError: The engine is closed.
         """
-        # An event of the plan costs one look-up; only the first run of an event raises the KeyError.
+        # An event of the plan costs one look-up; its first run after each forget_plan raises the KeyError.
         try:
             calls = self._table[event]
         except KeyError:

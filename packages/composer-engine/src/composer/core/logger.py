@@ -339,7 +339,7 @@ class Logger:
 def detach_to_host(value: Any) -> Any:
     """Return a value that later changes of its tensor in place do not affect, without waiting for the device.
 
-    A number on the CPU is read. A tensor on another device is copied there, to be read later.
+    A number on the CPU is read. Other tensors are cloned on their device; the host reads them later.
 
     Example:
         >>> import torch

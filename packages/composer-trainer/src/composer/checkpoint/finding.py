@@ -142,7 +142,7 @@ def locate(path: str | os.PathLike[str]) -> tuple[Folder, str]:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
-    """Return the checkpoint at a path, see :func:`locate`, to be read; for one process.
+    """Return the checkpoint at a path, see :func:`locate`, to be read; after :func:`agreed_path` no link is left.
 
     Raises:
         CheckpointError: There is none, or it is incomplete or damaged.

@@ -318,7 +318,7 @@ def _add_kind(kind: str, planned: Mapping[str, _Split], layout: Layout, writes: 
 
 
 def kind_of(file: str) -> str:
-    """Return the kind of a file that :func:`_file_names` has named."""
+    """Return the kind of a file that :func:`_file_names` or :func:`process_file` has named."""
     return re.sub(r"-.*", ".safetensors", file)
 
 

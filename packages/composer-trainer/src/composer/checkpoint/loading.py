@@ -3,7 +3,7 @@
 :func:`load_checkpoint` and the Trainer make a :class:`LoadRequest` of their arguments. A load has five steps:
 
 1. ``LoadRequest.read`` reads a :class:`SavedRun`: what the checkpoint or file contains, without what is ignored. Of the
-   weights of a checkpoint, it reads only names, dtypes and shapes.
+   weights of a checkpoint, only names, dtypes and shapes, unless a function ``ignore_keys`` needs their data.
 2. ``add_missing_algorithms`` lets algorithms that the weights need change the model, if all but weights and optimizers
    fits.
 3. ``compare`` collects the mismatches with the run. One error has all of them, or those found before step 2; then
@@ -74,7 +74,7 @@ class LoadedCheckpoint:
         report: What was restored, and what differs.
         ignored: The paths of what is not loaded: what ``ignore_keys`` leaves out, now or when it was saved.
         extra: What was saved beside the state.
-        manifest: The checkpoint's manifest; None for a file of weights.
+        manifest: The checkpoint's manifest; None for a file.
         averages_of: The algorithm whose averages were loaded as the weights; empty if the saved weights were.
 
     Example:
@@ -375,7 +375,7 @@ class SavedRun:
         if "model" not in self.data:
             raise CheckpointError(self.path, "holds no weights: they were left out when it was saved.")
         records, weights = self.data.get("algorithms"), self.data["model"]
-        for record in filter(dictionary, records if isinstance(records, list) else []):
+        for record in (one for one in (records if isinstance(records, list) else ()) if dictionary(one)):
             key, averages = record.get("key"), dictionary(record.get("state")).get(_AVERAGES, {})
             with _naming_state(self.path):
                 read(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")

@@ -29,6 +29,7 @@ from composer.core.saving.records import read
 MANIFEST = "manifest.json"
 MODEL, OPTIMIZERS, EXTRA = "model.safetensors", "optimizers.safetensors", "extra.safetensors"
 """The kinds of files with tensors, and the names of those that one process writes alone."""
+PROCESS_FILES = "process.safetensors"  # the kind of those of process_file
 STATE, LAYOUT = "state.json", "layout.json"
 FORMAT = "composer-checkpoint"
 FORMAT_VERSION = 3

@@ -363,7 +363,7 @@ def sharded_like(
     completely in each process.
 
     - A tensor with the shape of its weight is sharded like it. If the model was saved sharded, this needs to have been
-      sharded, too; if it was not, what is beside the state is read completely.
+      sharded, too; if it was not, what is neither a weight nor of an optimizer is read completely.
     - A tensor of another shape, such as a factor of a second moment, is sharded as it was saved, on the run's mesh.
 
     Args:

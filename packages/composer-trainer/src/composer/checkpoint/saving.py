@@ -1,10 +1,10 @@
 """Saving a checkpoint: copying a run into a snapshot, and writing that, by one process or several together.
 
 :func:`save_checkpoint`, the Trainer and the saver call :func:`take_snapshot`, which copies what may change before it is
-written. Values that cannot be saved raise an error in all processes, and no checkpoint is written: in one process
-there, with several also when the others have begun to write.
-:class:`Snapshot` writes the copy, also later: its files are written to a draft, and the first process commits the draft
-when all have written theirs, so that a checkpoint is complete or absent. Waiting ends with another process.
+written. Values that cannot be saved raise an error in all processes, and no checkpoint is written; with several
+processes, tensors among them raise it in :meth:`Snapshot.write`. :class:`Snapshot` writes the copy, also later: its
+files are written to a draft, and the first process commits the draft when all have written theirs, so that a checkpoint
+is complete or absent. A process does not wait for one that has ended.
 
 The :class:`Writers` agree by collectives on who writes what, in the main thread. While a snapshot is written, in the
 saver's thread, they send messages through a :class:`~composer.distributed.collectives.MessageStore`:
@@ -37,12 +37,11 @@ from composer.checkpoint.layout import (
     TensorFile,
     Writes,
     describe_tensors,
-    kind_of,
     pack_files,
     plan_files,
     split_process,
 )
-from composer.checkpoint.manifest import LAYOUT, STATE, Content, FileRecord, Manifest, process_file
+from composer.checkpoint.manifest import LAYOUT, PROCESS_FILES, STATE, Content, FileRecord, Manifest, process_file
 from composer.checkpoint.reading import read_manifest
 from composer.core import State, TimeUnit, evaluation_weights
 from composer.core.checks import shortened
@@ -202,7 +201,7 @@ def take_snapshot(
     if shards:
         reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
-    with block as may_differ:
+    with block as has_other_weights:
         with contextlib.nullcontext() if writers.is_alone else saving_in_all(folder.at(name)):
             data: dict[str, Any] = {}
             tensors: dict[str, dict[str, Tensor]] = {}
@@ -212,14 +211,14 @@ def take_snapshot(
             described = describe_tensors(tensors, is_first=is_first)
             if not is_first and extra and OWN_PROCESS in extra:
                 file = process_file(writers.rank, writers.world_size)
-                metadata[file], tensors[kind_of(file)] = split_process(extra[OWN_PROCESS])
+                metadata[file], tensors[PROCESS_FILES] = split_process(extra[OWN_PROCESS])
         layout, writes = writers.plan(described, are_shards=shards)
         for file in metadata:
-            writes = writes | {file: [*tensors[kind_of(file)]]}
+            writes = writes | {file: [*tensors[PROCESS_FILES]]}
         contents: dict[str, list[memoryview]] | Exception
         try:
             # Evaluation weights are in the model only within the block, and are copied in any case.
-            copy = copy or may_differ
+            copy = copy or has_other_weights
             contents = pack_files(tensors, writes, copy=copy, memory=memory, metadata=metadata, headers=writers.headers)
         except Exception as error:
             if writers.is_alone:
@@ -315,7 +314,7 @@ class Snapshot:
 
         Raises:
             CheckpointSaveError: It could not be written, another checkpoint has the name, or a process has not written
-                its files in time. Existing checkpoints are unchanged.
+                its files in time. Existing checkpoints are unchanged, except at a URL; see :func:`save_checkpoint`.
         """
         if self.writers.rank == 0:
             self._lead(finish, overwrite=overwrite, makes_folder=makes_folder)

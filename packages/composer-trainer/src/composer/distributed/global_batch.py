@@ -123,7 +123,7 @@ class BatchWeights:
     Args:
         own: The counts of this process.
         usual: The number of elements in nearly all batches of each process; None if it is not known.
-        exchange: Receives the counts of all processes; None if there is only this one.
+        exchange: Receives the counts of all processes; None if there is only this one, or in a trial.
 
     Example:
         >>> from composer.distributed import BatchShare

@@ -51,8 +51,8 @@ class Parallelism:
     :meth:`prepare` and ``forward``, and with FSDP2 and microbatches :meth:`begin_microbatch`.
 
     A batch consists of the shares of all processes. Gradients are averaged over processes, so that each loss must be
-    multiplied by the weight that :meth:`exchange_counts` returns: the step then equals that of one process with the
-    complete batch, even if the shares have different sizes.
+    multiplied by its weight of those that :meth:`exchange_counts` returns: the step then equals that of one process
+    with the complete batch, even if the shares have different sizes.
 
     Args:
         parallelism_config: ``None`` or ``{"ddp": {...}}`` for DDP, see :class:`DDPSettings`; ``{"fsdp": {...}}`` for
@@ -166,7 +166,7 @@ class Parallelism:
     def padded(self, microbatches: Sequence[Microbatch], weights: BatchWeights) -> Sequence[Microbatch]:
         """Pad the microbatches and their weights to the maximum number of all processes, with weight 0.
 
-        Only if all processes must run each microbatch together: with FSDP2, and with ``'multi_auto_sync'``.
+        Only if all processes must run each microbatch together: with FSDP2, SyncBatchNorm, or ``'multi_auto_sync'``.
 
         Args:
             microbatches: Those of this process.
@@ -214,7 +214,7 @@ class Parallelism:
     def complete_gradients(self, weights: BatchWeights) -> float:
         """Complete the gradients after the last microbatch, with the same result in all processes.
 
-        If a process did not have its usual number of samples, they are multiplied by the usual number of all processes
+        If a process did not have its usual number of elements, they are multiplied by the usual number of all processes
         divided by the actual one.
 
         Args:
@@ -224,7 +224,7 @@ class Parallelism:
             That factor, by which the sum of the batch's weighted losses must be multiplied, too; nearly always 1.
 
         Raises:
-            ValueError: No process has a sample to train on in this batch.
+            ValueError: As :meth:`~composer.distributed.BatchWeights.totals`.
         """
         if not self.is_connected or self._model is None:
             return 1.0

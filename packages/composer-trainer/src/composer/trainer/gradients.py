@@ -10,11 +10,11 @@ weight by which its loss is then multiplied:
   ``BatchWeights.weigh``.
 - Losses that are sums have the weight 1, and with several processes the number of those with other samples.
 
-The methods of :class:`BatchGradients` are called in this order: ``prepare`` in each epoch; ``set_batch`` by ``Run``
-when a batch has been read; ``compute`` when the optimizers step, in which ``Step`` calls ``_split`` for the
-microbatches, ``_measure`` after each, and ``_complete`` after the last one. ``_split`` counts the share of this
-process. If there are others, it sends it to them (``distributed/global_batch.py``), and waits for their counts if the
-weights need them, or if all must have equally many microbatches.
+The methods of :class:`BatchGradients` are called in this order: ``prepare`` when the training and each epoch begin;
+``set_batch`` by ``Run`` when a batch has been read; ``compute`` when the optimizers step, in which ``Step`` calls
+``_split`` for the microbatches, ``_measure`` after each, and ``_complete`` after the last one. ``_split`` counts the
+share of this process. If there are others, it sends it to them (``distributed/global_batch.py``), and waits for their
+counts if the weights need them, or if all must have equally many microbatches.
 """
 
 from __future__ import annotations
@@ -128,17 +128,16 @@ class BatchGradients:
     def _split(self) -> Iterable[Microbatch]:
         """Return the microbatches, each with its weight in the batch of all processes, after sending the counts."""
         batch, size, parallel = self._state.batch, self._state.device_train_microbatch_size, self._parallel
-        microbatches: Sequence[Microbatch] = ((batch, 1.0),)
+        parts: Sequence[Microbatch] = ((batch, 1.0),)
         if size is not None or self._spec.microbatch_transforms is not None:
-            microbatches = split_microbatches(batch, self._spec, size, self._elements.count)
+            parts = split_microbatches(batch, self._spec, size, self._elements.count)
         if self._is_unchecked:
-            self._check(microbatches[0][0], size)
-        is_part = len(microbatches) > 1 or parallel.is_connected
-        elements = self._elements_on_device(microbatches) if is_part else None
+            self._check(parts[0][0], size)
+        is_part = len(parts) > 1 or parallel.is_connected
+        numbers = self._elements_on_device(parts) if is_part else None
         if self.step.times_computed == 1:  # further computations of the batch have the same counts
-            self._count(len(microbatches), on_device=elements is not None)
-        if is_part or self._elements.is_sum:
-            microbatches = self._weighted(microbatches, elements)
+            self._count(len(parts), on_device=numbers is not None)
+        microbatches = self._weighted(parts, numbers) if is_part or self._elements.is_sum else parts
         if len(microbatches) > 1:
             return self._each(microbatches)
         if is_part:
@@ -148,9 +147,8 @@ class BatchGradients:
     def _check(self, batch: Batch, size: int | None) -> None:
         """Check, in the first batch of a training, that the model supports the data and the size of microbatches."""
         self._is_unchecked = False
-        # Once, and not again in a further call of fit.
         is_packed, self._batches.checks_model = self._batches.checks_model, False
-        # The forward passes of a sharded model need all processes, also those with one long document.
+        # Once for a loader. A sharded model needs all processes, also those with one long document.
         documents = all_gather_object(count_flattened(batch)) if is_packed is None else []
         if is_packed or (all(documents) and max(documents, default=0) > 1):
             check_packed_model(self._state, batch, raises=bool(is_packed))
@@ -207,7 +205,7 @@ class BatchGradients:
         elif elements is not None:
             microbatches = weighted_by(microbatches, elements)
         if weights is not None and state.device_train_microbatch_size is not None:
-            # A forward pass of a sharded model gathers weights from all processes, so all need as many.
+            # Sharded weights and SyncBatchNorm wait for all processes in a forward pass, so all need as many.
             microbatches = self._parallel.padded(microbatches, weights)
         return microbatches
 

@@ -172,7 +172,7 @@ class TrainingSchedule:
         max_duration: The duration before it is scaled; None if it is given to ``fit``. The attribute is scaled.
         schedulers: The schedulers.
         scale_schedule_ratio: The factor by which both are scaled.
-        step_schedulers_every_batch: Whether all schedulers step after each batch.
+        step_schedulers_every_batch: Whether all schedulers step after each batch; if None, torch's own do each epoch.
 
     Attributes:
         end_of_part: The end that the last ``fit(duration=...)`` has set.

@@ -118,8 +118,8 @@ class Trainer(Assembly):
         log_traces: Whether to log which algorithms ran at which event.
         auto_log_hparams: Whether to log the arguments of this call that are not defaults, too; the settings of
             components are always logged.
-        load_path: The checkpoint to start from: its folder or URL, ``"latest"`` for the newest in ``save_folder``, or
-            with ``load_weights_only`` a file of weights. A resumed run produces bit-identical results.
+        load_path: The checkpoint to start from: its folder, URL or ``.pt`` file, or ``"latest"`` for the newest in
+            ``save_folder``; with ``load_weights_only`` also a file of weights. Resumed runs are bit-identical.
         load_weights_only: Whether only the model's weights are loaded: those for evaluation, such as EMA's averages.
         load_strict_model_weights: Whether missing or unexpected weights raise an error, or a warning.
         load_ignore_keys: The parts not to load; see :func:`composer.checkpoint.load_checkpoint`.

@@ -30,7 +30,7 @@ class Elements:
     Args:
         model: The model.
         spec: The data.
-        by_tokens: Whether tokens are counted where rule 3 does not hold: ``accumulate_train_batch_on_tokens``.
+        by_tokens: Whether tokens are counted, by the rules 2 and 4: ``accumulate_train_batch_on_tokens``.
 
     Attributes:
         is_sum: Whether the loss is a sum.

@@ -249,10 +249,7 @@ class PackedStream(IterableDataset[dict[str, Any]]):
             missing = max(1, self.packing.buffer_size - len(waiting))
             read = list(itertools.islice(documents, missing))
             is_last = len(read) < missing
-            buffer = [*waiting, *self._measured(read, state["read"])]
-            if not state["buffer"]:  # warns if nothing has a label
-                measure_documents(buffer)
-            rows, waiting = self._pack(buffer, state, is_last=is_last)
+            rows, waiting = self._pack([*waiting, *self._measured(read, state["read"])], state, is_last=is_last)
             for number in range(state["returned"], len(rows)):
                 self._state = {**state, "returned": number + 1}
                 yield self.packing.row(rows[number])
@@ -275,7 +272,8 @@ class PackedStream(IterableDataset[dict[str, Any]]):
     ) -> tuple[list[list[Document]], list[Document]]:
         """Return the rows of a buffer, and the documents that wait for the next one."""
         packing = self.packing
-        rows = packing.rows([len(ids) for ids, _ in documents], state["epoch"], state["buffer"])
+        sizes = [len(ids) for ids, _ in documents] if state["buffer"] else measure_documents(documents)
+        rows = packing.rows(sizes, state["epoch"], state["buffer"])
         free = [packing.length - sum(len(documents[index][0]) for index in row) for row in rows]
         emptiest = sorted(range(len(rows)), key=lambda place: -free[place])[: len(rows) // 2]
         waits = {place for place in emptiest if free[place] > (1 - _FULL) * packing.length}
@@ -333,9 +331,8 @@ def has_packed_rows(loader: Any) -> bool:
 
 
 def check_packed_model(state: State, batch: Any, *, raises: bool = True) -> None:
-    """Raise a ValueError if the model does not keep the documents of a packed batch apart; the run does not change.
+    """Raise a ValueError, or warn, if the model mixes the documents of a packed batch; the run does not change.
 
-    Without ``raises`` it is a warning, as for rows that are not of :func:`pack_sequences`, with its ``check_model``.
     Documents are made of the first tokens of the batch, so that all processes compute as often. Computing in 8 bits, a
     model scales its activations by those of all documents, so it is not checked.
     """

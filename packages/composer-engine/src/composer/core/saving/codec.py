@@ -57,6 +57,7 @@ _COPY, _ENCODE = _Mode(encodes=False), _Mode(encodes=True)
 _ATOMS = frozenset({bool, int, float, str})
 _SEQUENCES: Mapping[type, str] = {list: "", torch.Size: "$tuple", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _MAPPINGS: Mapping[type, str] = {Counter: "$counter", OrderedDict: "$ordered"}
+# Of the types with one tag the last one is decoded, and the tag of a list never occurs.
 _FROM_LIST: Mapping[str, Callable[[list[Any]], Any]] = {
     **{tag: kind for kind, tag in _SEQUENCES.items()},
     "$dict": dict,

@@ -206,8 +206,7 @@ def count_flattened(batch: Any) -> int:
     ids, places = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "position_ids"))
     if not isinstance(ids, Tensor) or not isinstance(places, Tensor) or ids.shape != places.shape:
         return 0
-    # With a mask, positions may be 0 at padding.
-    is_other = "document_lengths" in batch or batch.get("attention_mask") is not None
+    is_other = "document_lengths" in batch or batch.get("attention_mask") is not None  # 0 may be padding
     return 0 if is_other or ids.shape[:-1] != (1,) or ids.numel() == 1 else len(_starts(batch))
 
 

@@ -80,7 +80,7 @@ class Batches:
     Attributes:
         position: The place of the next batch, and where the epoch ends.
         place_reader: Reads saved places.
-        usual: The number of samples in nearly all batches of each of several processes; unknown unless it is the same.
+        usual: The ``DataOrder.usual`` of each of several processes, set by :meth:`agree`; None unless it is the same.
         checks_model: Whether the model still has to be checked on packed rows; None if the first batch shows it.
         _objects_at_start: The states at the start of the epoch of the objects that a resumed run replays. A save within
             the epoch contains them, because a resumed run draws the order again.

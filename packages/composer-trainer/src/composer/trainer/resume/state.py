@@ -4,8 +4,8 @@ A checkpoint contains it as ``extra``: values of the run (``_Saved``), and what 
 (``_OfProcess``), which each process writes and reads itself. :class:`ResumeState` lives as long as the Trainer:
 
 - a save calls ``data_to_save``, which returns all of it, by name;
-- a load, in the constructor, calls ``read``, which compares saved data with the run, and then ``restore_run``, which
-  restores what a ``fit`` or a save may change before the training begins, and keeps the rest;
+- a load, in the constructor, calls ``read``, which compares saved data with the run, and then ``restore_run`` of what
+  ``fit`` uses before ``begin``: evaluations that are due, the cool-down, what is trained, loggers; it keeps the rest;
 - ``fit`` calls ``check_data`` with its training data, which the constructor may not have had, and, after ``FIT_START``,
   ``begin``, which restores the rest. A save before that contains the loaded data;
 - the loop calls ``end``; ``fit(reset_time=True)`` calls ``forget``.
@@ -217,7 +217,8 @@ class ResumeState:
         """Prepare all processes for a save, and return what it contains beside the state; all must call it.
 
         Args:
-            weights_only: Whether only weights are saved. It then returns only what distinguishes two saves of a batch.
+            weights_only: Whether only weights are saved. It then returns only what distinguishes two saves of a batch,
+                by which a saver skips a second one; nothing of it is saved.
         """
         state = self._state
         if get_world_size() > 1:
@@ -379,7 +380,7 @@ class ResumeState:
         self._objects.watch()
 
     def _restore_data(self, saved: _Saved) -> None:
-        """Restore the place in the data, the metrics and the counts; then modes, the objects of the user, and draws."""
+        """Restore the counts, the place in the data and the metrics; then modes, the objects of the user, and draws."""
         state, batches, own = self._state, self._data.batches, saved.of_this_process()
         objects = SavedObjects() if own is None else own.objects
         state.previous_timestamp = saved.clock_before
