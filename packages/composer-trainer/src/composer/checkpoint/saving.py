@@ -4,7 +4,7 @@
 written. Values that cannot be saved raise an error in all processes, and no checkpoint is written; with several
 processes, tensors among them raise it in :meth:`Snapshot.write`. :class:`Snapshot` writes the copy, also later: its
 files are written to a draft, and the first process commits the draft when all have written theirs, so that a checkpoint
-is complete or absent. A process does not wait for one that has ended.
+is complete or absent. Processes wait until a deadline, or the first one has ended.
 
 The :class:`Writers` agree by collectives on who writes what, in the main thread. While a snapshot is written, in the
 saver's thread, they send messages through a :class:`~composer.distributed.collectives.MessageStore`:
