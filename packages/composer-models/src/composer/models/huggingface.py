@@ -145,7 +145,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         self._set_metrics(metrics, metrics if eval_metrics is None else eval_metrics, ("metrics", "eval_metrics"))
         self.model_forward_args = _argument_names(base_of(self.model))
         self._labels_seen: Tensor | None = None
-        self._unchecked_losses = 8  # each waits for the device
+        self._are_labels_checked = False
         self._correct_loss = LossCorrection()
         self.labels: Tensor | None = None
         """The labels of the batch of the last :meth:`eval_forward`, for a custom :meth:`update_metric`. With
@@ -196,8 +196,8 @@ class HuggingFaceModel(PhaseMetricsModel):
         Raises:
             ValueError: The batch has no labels and the model has computed no loss, or the shapes do not match.
         """
-        if self.training and self._unchecked_losses:
-            self._unchecked_losses -= 1
+        if self.training and not self._are_labels_checked:
+            self._are_labels_checked = True  # in the first step only, as the host waits for the device
             self._check_labels(batch)
         own: Tensor | None = outputs.get("loss")
         # Algorithms replace the labels in the batch: the same object means that they have not changed.
@@ -214,18 +214,15 @@ class HuggingFaceModel(PhaseMetricsModel):
         return zero_without_terms(loss, lambda: self.count_loss_terms(batch))
 
     def _check_labels(self, batch: Mapping[str, Any]) -> None:
-        """Warn of labels that count although a mask is 0; the first batch whose mask has zeros is checked last."""
+        """Warn of labels that count although a mask is 0."""
         labels: Any = batch.get("labels")
         # The attention_mask of an encoder-decoder model is that of the input.
         is_of_input = getattr(self.config, "is_encoder_decoder", False)
         for name in MASKS_OF_ANSWERS if is_of_input else ("attention_mask", *MASKS_OF_ANSWERS):
             mask: Any = batch.get(name)
             fits = isinstance(mask, torch.Tensor) and mask.shape == getattr(labels, "shape", None)
-            if fits and (is_out := mask == 0).any():
-                self._unchecked_losses = 0
-                if (is_out & (labels != IGNORED)).any():
-                    message = f"The loss counts tokens where {name} is 0: set their labels to {IGNORED}."
-                    warnings.warn(message, stacklevel=3)
+            if fits and ((mask == 0) & (labels != IGNORED)).any():
+                warnings.warn(f"The loss counts tokens where {name} is 0: set their labels to {IGNORED}.", stacklevel=3)
 
     def _smooths_labels(self) -> bool:
         return getattr(self.config, "problem_type", None) in {None, "single_label_classification"}
