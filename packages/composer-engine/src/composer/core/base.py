@@ -84,7 +84,7 @@ class Algorithm(Serializable, ABC):
     interpolate_loss: bool = False
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
-        """Return the events at which it runs with its settings; :attr:`runs_at` by default."""
+        """Return the events at which it runs with its settings; ``runs_at`` by default."""
         return self.runs_at
 
     def match(self, event: Event, state: State) -> bool:
@@ -99,7 +99,7 @@ class Algorithm(Serializable, ABC):
         """Return a context in which the model has this algorithm's weights for evaluation; None if it has none.
 
         Ask :func:`composer.core.evaluation_weights` instead, which takes the optimizers into account, too. An algorithm
-        that returns a context should own the weights used for evaluation (:attr:`owns`), must allow nested contexts,
+        that returns a context should own the weights used for evaluation (``owns``), must allow nested contexts,
         and restores the training weights at the end, also after an error. While its averages are outside the model,
         its ``state_dict()`` has them by name under ``"averaged_weights"``, where readers of checkpoints find them.
         """
