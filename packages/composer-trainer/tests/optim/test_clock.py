@@ -1,6 +1,7 @@
 """Times of a schedule on a run's clock, and learning rates that depend only on it."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -46,6 +47,22 @@ class TestPosition:
                 State(model=None, **options),
                 *times(*spans),
             )
+
+
+def scaled(divisor, scale=1.0):
+    """Return a factor, or what is none."""
+    return None if divisor is None else scale / divisor
+
+
+@pytest.mark.parametrize("arguments", [((2,), {}), ((), {"divisor": 2}), ((2,), {"scale": 1.0})])
+def test_partial(arguments):
+    """A partial of a function, by position or by name, is a schedule; its error names the function."""
+    positional, named = arguments
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+    assert ClockLR(optimizer, partial(scaled, *positional, **named)).get_last_lr() == [0.5]
+    with pytest.raises(TypeError, match="The schedule scaled must return the factor"):
+        ClockLR(optimizer, partial(scaled, divisor=None))
 
 
 class TestClockLR:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -278,13 +279,14 @@ def _checked(factor: Any, schedule: Any) -> float:
         TypeError: It is not a number.
         ValueError: It is negative, infinite or not a number (NaN).
     """
-    schedule = getattr(schedule, "args", (schedule,))[0]  # that of compile_composer_scheduler, whose name is stated
     try:
         number = math.nan if isinstance(factor, (str, bytes)) else float(factor)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not 0 <= number < math.inf:
         is_number = isinstance(factor, (int, float))
+        while isinstance(schedule, partial):  # of the user's function, or of a function that calls it
+            schedule = schedule.args[0] if schedule.args and callable(schedule.args[0]) else schedule.func
         raise (ValueError if is_number else TypeError)(
             f"The schedule {getattr(schedule, '__qualname__', schedule)} must return the factor of the learning rates, "
             f"a finite number of 0 or more, got {factor!r}."
