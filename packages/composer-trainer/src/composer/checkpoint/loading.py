@@ -157,8 +157,9 @@ def load_checkpoint(
     read_extra: ReadExtra | None = None
     if check_extra is not None:
         read_extra = lambda extra, ignored, _: (check_extra(extra, ignored), None)  # noqa: E731
-    ways = weights_only, strict_model_weights, ignore_keys, exclude_algorithms, algorithm_passes
-    request = LoadRequest(state, *ways, logger, read_extra)
+    request = LoadRequest(
+        state, weights_only, strict_model_weights, ignore_keys, exclude_algorithms, algorithm_passes, logger, read_extra
+    )
     path = latest_in(folder, path)
     if not is_sharded(state.model):
         return request.apply(request.prepare(path))
@@ -204,18 +205,20 @@ class LoadRequest:
             CheckpointMismatchError: It does not fit.
         """
         saved, problems = self.read(path), list[str]()
+        parts, strict = (("model",), self.strict_model_weights) if self.weights_only else ((), False)
         excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
-        options: dict[str, Any] = {"excluded": excluded, "passes": self.algorithm_passes, "logger": self.logger}
-        ways: dict[str, Any] = {"ignored": saved.ignored}
-        if self.weights_only:
-            ways |= {"parts": ["model"], "strict": self.strict_model_weights}
         if self.read_extra is not None and not self.weights_only and "extra" not in saved.ignored:
             of_extra, saved.load_extra = self.read_extra(saved.beside("extra"), saved.ignored, saved.path)
             problems += of_extra
         try:
-            added = () if problems else saved_state.add_missing_algorithms(self.state, saved.state, **ways, **options)
-            ways |= {"strict_weights": self.strict_model_weights, "added": added}
-            saved.report = saved_state.compare(self.state, saved.state, **ways)
+            added = () if problems else saved_state.add_missing_algorithms(
+                self.state, saved.state, parts=parts, ignored=saved.ignored, strict=strict,
+                excluded=excluded, passes=self.algorithm_passes, logger=self.logger,
+            )  # fmt: skip
+            saved.report = saved_state.compare(
+                self.state, saved.state, parts=parts, ignored=saved.ignored, strict=strict,
+                strict_weights=self.strict_model_weights, added=added,
+            )  # fmt: skip
         except StateMismatchError as error:
             problems += error.problems
         except Exception as error:
