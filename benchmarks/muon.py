@@ -4,6 +4,10 @@ The weights are the matrices of the layers of a transformer: four of width x wid
 width x 4 width in each. torch orthogonalizes one matrix after the other. Before anything is measured, the weights after
 a step of both are compared: bit for bit on a CPU, and within roundings of 16 bits on a GPU and on a CPU without
 AVX-512, where ``composer.optim.Muon`` computes in float32.
+
+With ``--processes 2``, steps with ``divide_work=True`` are compared with undivided ones in so many processes with gloo,
+after their weights, bit for bit. The times are those of the processor, of the process that needs most: elapsed times
+would show nothing on a machine with fewer cores than processes.
 """
 
 from __future__ import annotations
@@ -11,14 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.multiprocessing
 from torch import nn
 
 from composer.functional.training.orthogonalization import product_dtype
-from composer.optim import Muon
+from composer.optim import Muon, muon
 
 
 def make_weights(layers: int, width: int, device: str) -> list[nn.Parameter]:
@@ -65,6 +72,44 @@ def compare(layers: int, width: int, device: str, rounds: int) -> dict[str, floa
     return {name: statistics.median(each) for name, each in times.items()} | {"ratio": middle, "low": low, "high": high}
 
 
+def compare_divided(rank: int, processes: int, folder: Path, layers: int, width: int, rounds: int) -> None:
+    """Write the seconds of undivided and divided steps of a process to a file, and the matrices it orthogonalizes."""
+    torch.set_num_threads(1)
+    store = f"file://{folder / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
+    weights = {name: make_weights(layers, width, "cpu") for name in ("undivided", "divided")}
+    optimizers = {name: Muon(each, lr=0.02, divide_work=name == "divided") for name, each in weights.items()}
+    counts = dict.fromkeys(optimizers, 0)
+    orthogonalize = muon.orthogonalize
+    for name, optimizer in optimizers.items():
+
+        def counted(matrices: torch.Tensor, *settings: Any, name: str = name) -> torch.Tensor:
+            counts[name] += len(matrices)
+            return orthogonalize(matrices, *settings)
+
+        muon.orthogonalize = counted  # type: ignore[attr-defined]
+        optimizer.step()
+    muon.orthogonalize = orthogonalize  # type: ignore[attr-defined]
+    assert all(map(torch.equal, *weights.values()))
+    times: dict[str, list[float]] = {name: [] for name in optimizers}
+    for number in range(rounds):
+        for name in sorted(optimizers, reverse=bool(number % 2)):
+            torch.distributed.barrier()
+            times[name].append(seconds(optimizers[name], "cpu"))
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    (folder / f"{rank}.json").write_text(json.dumps({"seconds": medians, "matrices": counts}))
+    torch.distributed.destroy_process_group()
+
+
+def in_processes(processes: int, layers: int, width: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Return the seconds and the matrices of undivided and divided steps, of the process that needs most."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        torch.multiprocessing.spawn(compare_divided, (processes, folder, layers, width, rounds), processes)
+        found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+    return {what: {kind: max(one[what][kind] for one in found) for kind in found[0][what]} for what in found[0]}
+
+
 def main() -> None:
     """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -72,8 +117,14 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512, help="width of the layers (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="steps of each optimizer (default: %(default)s)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--processes", type=int, default=1, help="compare divided work in several processes on CPUs")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     arguments = parser.parse_args()
+    if arguments.processes > 1:
+        divided = in_processes(arguments.processes, arguments.layers, arguments.width, arguments.rounds)
+        for kind in ("undivided", "divided"):
+            print(f"{kind:<9} {divided['seconds'][kind] * 1e3:>9.1f} ms {divided['matrices'][kind]:>6} matrices")
+        return
     if not hasattr(torch.optim, "Muon"):
         parser.error(f"torch.optim.Muon is in torch 2.9 and later, this is {torch.__version__}.")
 

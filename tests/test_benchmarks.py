@@ -97,6 +97,13 @@ class TestMuon:
         assert figures["low"] <= figures["ratio"] <= figures["high"]
         assert min(figures["composer"], figures["torch"]) > 0
 
+    def test_divided_work(self, benchmark, capsys):
+        """With two processes, each orthogonalizes half of the matrices; the weights are compared before."""
+        benchmark("muon", "--processes", "2", "--layers", "1", "--width", "16", "--rounds", "1").main()
+
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert [(row[0], row[3]) for row in rows] == [("undivided", "6"), ("divided", "3")]
+
 
 def test_plan_of_many_processes(benchmark, capsys):
     """It is measured for one process and for many, in which only the manifest is longer."""

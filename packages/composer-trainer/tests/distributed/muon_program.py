@@ -1,5 +1,6 @@
 """One of four processes that step Muon on sharded weights; each writes its results to ``<folder>/<rank>.json``."""
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from composer import functional as cf
 from composer.functional.dtensors import local_parts, shard_like
-from composer.optim import DecoupledAdamW, muon_with_adamw
+from composer.optim import DecoupledAdamW, Muon, division, muon, muon_with_adamw
 
 STEPS = 3
 # With tensor parallelism, FSDP2 of torch 2.7 shards weights only evenly.
@@ -104,6 +106,83 @@ def check_rounding(rank):
     return [[torch.equal(one, other) for other in parts] for one in parts]
 
 
+def deep(dtype=torch.float32):
+    """Return eight equal matrices, one of twice the size, and one for AdamW, and their names."""
+    torch.manual_seed(3)
+    layers = [nn.Linear(12, 12, bias=False) for _ in range(8)]
+    return nn.Sequential(*layers, nn.Linear(12, 24, bias=False), nn.Linear(24, 5)).to(dtype)
+
+
+def steps(model, calls, state=None, **options):
+    """Step three times, a matrix without a gradient in the second; return the optimizer, after counting its work."""
+    torch.manual_seed(100)
+    optimizer = muon_with_adamw(model, lr=0.05, **options)
+    if state is not None:
+        optimizer.load_state_dict(state)
+    generator = torch.Generator().manual_seed(4)
+    for step in range(STEPS):
+        for number, weight in enumerate(model.parameters()):
+            weight.grad = torch.randn(weight.shape, generator=generator).to(weight.dtype)
+            if step == 1 and number == 2:
+                weight.grad = None
+        calls.clear()
+        optimizer.step()
+    return optimizer
+
+
+def equal_states(one, other):
+    """Return whether two states of optimizers are equal, bit for bit, with equal settings."""
+    if one["param_groups"] != other["param_groups"] or one["state"].keys() != other["state"].keys():
+        return False
+    return all(
+        values.keys() == other["state"][key].keys()
+        and all(torch.equal(value, other["state"][key][name]) for name, value in values.items())
+        for key, values in one["state"].items()
+    )
+
+
+def check_division(rank):
+    """Compare divided steps with undivided ones, and count the matrices and the collectives of the last one."""
+    calls, results = [], {}
+    orthogonalize, all_gather = cf.orthogonalize, division.all_gather
+    muon.orthogonalize = lambda matrices, *rest: calls.append(len(matrices)) or orthogonalize(matrices, *rest)
+    division.all_gather = lambda *args: calls.append("all_gather") or all_gather(*args)
+    kinds = {
+        "plain": {},
+        "rows and parts": {"row_beta": 0.9, "fused": {"3": 2, "8": [8, 16]}},
+        "cautious": {"cautious_update": True, "cautious_weight_decay": True},
+        "stochastic": {"rounding": "stochastic", "dtype": torch.bfloat16},
+        "small windows": {},
+    }
+    for kind, options in kinds.items():
+        dtype = options.pop("dtype", torch.float32)
+        muon._MOST_EXCHANGED = 300 if kind == "small windows" else 2**26
+        muon._MOST_ELEMENTS["cpu"] = 300 if kind == "small windows" else 2**18
+        models = deep(dtype), deep(dtype)
+        expected = steps(models[0], calls, **options)
+        counts = [sum(each for each in calls if each != "all_gather")]
+        optimizer = steps(models[1], calls, **options, divide_work=True)
+        counts += [sum(each for each in calls if each != "all_gather"), calls.count("all_gather")]
+        states = expected.state_dict(), optimizer.state_dict()
+        results[kind] = {
+            "weights": all(map(torch.equal, *(model.parameters() for model in models))),
+            "state": equal_states(*states),
+            "counts": counts,
+        }
+        for model, state, divides in zip(models, states, (True, False), strict=True):
+            steps(model, calls, copy.deepcopy(state), **options, divide_work=divides)
+        results[kind]["continued"] = all(map(torch.equal, *(model.parameters() for model in models)))
+    muon.orthogonalize = orthogonalize
+    torch.manual_seed(rank)
+    for name, layer in {"shape": nn.Linear(8, 8 + rank, bias=False), "values": nn.Linear(8, 8, bias=False)}.items():
+        layer.weight.grad = torch.zeros_like(layer.weight)
+        try:
+            Muon(layer.named_parameters(), divide_work=True).step()
+        except ValueError as error:
+            results[name] = str(error)
+    return results
+
+
 def main():
     torch.distributed.init_process_group("gloo")
     results = {"partial sums": check_partial_sums()}
@@ -126,7 +205,12 @@ def main():
     weights, _ = train(sharded("fsdp").bfloat16(), rounding="kahan")
     expected, _ = train(network().bfloat16(), rounding="kahan")
     results["kahan"] = all(torch.equal(value, expected[name]) for name, value in weights.items())
+    for kind in ("fsdp", "replicate x shard", "shard x tp"):
+        expected, _ = train(network(), **rows)
+        weights, _ = train(sharded(kind), **rows, divide_work=True)
+        results[kind]["divided"] = [name for name, value in weights.items() if not torch.equal(value, expected[name])]
     rank = torch.distributed.get_rank()
+    results["divided"] = check_division(rank)
     results["stochastic"] = check_rounding(rank)
     (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(results))
 

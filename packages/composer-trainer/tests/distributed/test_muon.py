@@ -46,3 +46,40 @@ def test_stochastic_rounding(four_muons):
     equal = [[one % 2 == other % 2 for other in range(4)] for one in range(4)]
 
     assert all(result["stochastic"] == equal for result in four_muons)
+
+
+class TestDividedWork:
+    """Each process orthogonalizes its share of the matrices."""
+
+    @pytest.mark.parametrize("kind", ["plain", "rows and parts", "cautious", "stochastic", "small windows"])
+    def test_equals_the_undivided_step(self, four_muons, kind):
+        """Weights and the complete state are bit-identical in all processes, and either continues the other."""
+        for result in four_muons:
+            found = result["divided"][kind]
+            assert (found["weights"], found["state"], found["continued"]) == (True, True, True)
+
+    def test_each_process_has_its_share(self, four_muons):
+        """Of nine matrices, one with more work, each process orthogonalizes two or three; one collective has all."""
+        counts = [result["divided"]["plain"]["counts"] for result in four_muons]
+
+        assert [undivided for undivided, _, _ in counts] == [9] * 4
+        assert sorted(own for _, own, _ in counts) == [2, 2, 2, 3]
+        assert [exchanges for _, _, exchanges in counts] == [1] * 4
+
+    def test_windows(self, four_muons):
+        """Above a number of elements, results are exchanged in several collectives."""
+        counts = [result["divided"]["small windows"]["counts"] for result in four_muons]
+
+        assert sum(own for _, own, _ in counts) == 9
+        assert {exchanges for _, _, exchanges in counts} == {5}
+
+    @pytest.mark.parametrize("kind", ["fsdp", "replicate x shard", "shard x tp"])
+    def test_sharded_weights(self, four_muons, kind):
+        """Weights that processes share, with normalized rows and parts, are bit-identical with one process."""
+        assert all(result[kind]["divided"] == [] for result in four_muons)
+
+    @pytest.mark.parametrize("difference", ["shape", "values"])
+    def test_errors(self, four_muons, difference):
+        """Matrices that differ, such as those of a model that was not broadcast, raise an error in all processes."""
+        message = "divide_work=True requires the same matrices in all processes"
+        assert all(result["divided"][difference].startswith(message) for result in four_muons)

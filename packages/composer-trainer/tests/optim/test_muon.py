@@ -15,6 +15,7 @@ from composer.callbacks import LRMonitor
 from composer.functional.training import orthogonalization
 from composer.loggers import InMemoryLogger
 from composer.optim import CosineAnnealingWithWarmupScheduler, Muon, muon_with_adamw
+from composer.optim.division import shares_of
 from fixtures import make_classifier, trained
 
 NEEDS_TORCH_MUON = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon exists from 2.9 on")
@@ -120,6 +121,32 @@ class TestTorch:
         second.load_state_dict(copy.deepcopy(first.state_dict()))
 
         assert_close(train(first, ours, seed=2), train(second, theirs, seed=2), rate=0.02)
+
+
+def test_divided_work_of_one_process():
+    """Without other processes, the option changes nothing, is not in the saved state, and is in a copy."""
+    weights = make_weights(), make_weights()
+    optimizers = [
+        Muon(each, lr=0.02, divide_work=divides) for each, divides in zip(weights, (True, False), strict=True)
+    ]
+
+    assert all_equal(*(train(*pair) for pair in zip(optimizers, weights, strict=True)))
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    assert [copy.deepcopy(optimizer).divide_work for optimizer in optimizers] == [True, False]
+    with pytest.raises(TypeError, match="divide_work must be True or False"):
+        Muon(weights[0], lr=0.02, divide_work="yes")
+
+
+@pytest.mark.parametrize("processes", [1, 3, 8])
+def test_shares(processes):
+    """Each item is in one share, and no share costs more than the mean and the most expensive item."""
+    costs = [float(number**2 % 31 + 1) for number in range(50)]
+
+    shares = shares_of(costs, processes)
+
+    assert sorted(place for share in shares for place in share) == list(range(50))
+    assert max(sum(costs[place] for place in share) for share in shares) <= sum(costs) / processes + max(costs)
 
 
 class TestFormula:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from composer.core.checks import nearest
+from composer.distributed.environment import is_connected
 from composer.functional import orthogonalize
 from composer.functional.checks import check_choice, check_flags, check_interval, check_modules
 from composer.functional.dtensors import is_dtensor, local_parts, own_region
 from composer.functional.surgery.structure import find_blocks, find_output_layers, find_patch_layers, is_norm
-from composer.functional.training.orthogonalization import Coefficients, check_orthogonalization
+from composer.functional.training.orthogonalization import Coefficients, check_orthogonalization, product_dtype
+from composer.optim.division import check_division, divided, windows_of
 from composer.optim.stepping import (
     Group,
     Params,
@@ -36,6 +38,8 @@ _MOST_ELEMENTS = {"cpu": 2**18}
 """The most elements that are orthogonalized at once, by device: larger batches do not fit into a processor's caches."""
 _MOST_ELSEWHERE = 2**24
 """On accelerators larger batches need more memory and are not faster."""
+_MOST_EXCHANGED = 2**26
+"""The most elements whose updates are exchanged at once between processes that divide the work."""
 
 
 class Muon(SteppingOptimizer):
@@ -93,10 +97,16 @@ class Muon(SteppingOptimizer):
         rounding: What happens to updates of 16-bit weights of less than half the distance to the next number.
             ``"nearest"`` loses them. ``"stochastic"`` rounds up or down at random, so that the mean is exact (bfloat16
             only). ``"kahan"`` adds them later, and needs 16 bits of memory for each weight (arXiv:2010.06192).
+        divide_work: Whether each of several connected processes orthogonalizes only its share of the matrices, and
+            receives the others. Weights and state are those of the undivided step, bit for bit where products of
+            matrices do not depend on the number of them in a batch. All processes must have equal gradients and take
+            the same steps, otherwise they wait for each other until a timeout. It is no part of a saved state. One
+            process alone does all the work.
 
     Raises:
         TypeError: A setting has the wrong type.
-        ValueError: A setting is out of range, or a parameter for Muon is not a matrix of real numbers.
+        ValueError: A setting is out of range, or a parameter for Muon is not a matrix of real numbers. In the first
+            step with ``divide_work``: the matrices of the processes differ.
 
     Example:
         >>> layer = torch.nn.Linear(4, 3)
@@ -107,6 +117,8 @@ class Muon(SteppingOptimizer):
         >>> [sorted(optimizer.state[parameter]) for parameter in layer.parameters()]
         [['momentum_buffer'], ['exp_avg', 'exp_avg_sq', 'step']]
     """
+
+    _is_checked = False  # whether the processes can divide the work
 
     def __init__(
         self,
@@ -126,7 +138,9 @@ class Muon(SteppingOptimizer):
         cautious_update: bool = False,
         row_beta: float | None = None,
         rounding: str = "nearest",
+        divide_work: bool = False,
     ) -> None:
+        check_flags(divide_work=divide_work)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -148,6 +162,10 @@ class Muon(SteppingOptimizer):
             "rounding": rounding,
         }
         super().__init__(params, defaults)
+        self.divide_work = divide_work  # no setting of groups, which are saved
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "divide_work": self.divide_work}
 
     def _check(self, group: Group) -> None:
         check_flags(**{name: group[name] for name in ("nesterov", "use_muon", "flatten", "transposed")})
@@ -202,26 +220,38 @@ class Muon(SteppingOptimizer):
         if not pairs:
             return
         weights, gradients = map(list, zip(*pairs, strict=True))
-        fraction = group["lr"] * group["weight_decay"]
         if not group["use_muon"]:
+            fraction = group["lr"] * group["weight_decay"]
             adamw_step(self.state, weights, gradients, group, fraction=fraction, eps=group["adamw_eps"])
             return
-        most = _MOST_ELEMENTS.get(weights[0].device.type, _MOST_ELSEWHERE)
-        for number, places in enumerate(batches_of(weights, most, by_shape=True)):
-            some = [weights[place] for place in places]
-            new = local_parts([placed_like(gradients[place], weights[place]) for place in places])
-            directions = self._directions(some, new, group)
-            rate = group["lr"]
-            if group["fused"] is None:  # else the directions have the factors of their parts
-                rate *= _factor(*_matrix_shape(some[0], group), group["adjust_lr_fn"])
-            if is_applied_simply(group):
-                decay(some, fraction)
-                torch._foreach_add_(local_parts(some), directions, alpha=-rate)
-            else:
-                apply_directions(self.state, some, new, directions, group, rate=rate, fraction=fraction, number=number)
+        batches = list(batches_of(weights, _most_elements(weights[0]), by_shape=True))
+        divides = self._divides()
+        for window in windows_of(batches, weights, _MOST_EXCHANGED if divides else 0):
+            of_window = [[weights[place] for place in batches[number]] for number in window]
+            new = [
+                local_parts([placed_like(gradients[place], weights[place]) for place in batches[number]])
+                for number in window
+            ]
+            stacks = [self._stacked(*each, group) for each in zip(of_window, new, strict=True)]
+            results = self._divided(stacks, group) if divides else [_orthogonalized(stack, group) for stack in stacks]
+            for number, some, own, result in zip(window, of_window, new, results, strict=True):
+                self._apply(some, own, self._directions(some, result, group), group, number)
 
-    def _directions(self, weights: list[Tensor], new: list[Tensor], group: Group) -> list[Tensor]:
-        """Update the momentum with gradients, and return its orthogonalized matrices: this process's parts."""
+    def _apply(
+        self, weights: list[Tensor], new: list[Tensor], directions: list[Tensor], group: Group, number: int
+    ) -> None:
+        """Decay the weights of a batch, and subtract their directions: this process's parts."""
+        rate, fraction = group["lr"], group["lr"] * group["weight_decay"]
+        if group["fused"] is None:  # else the directions have the factors of their parts
+            rate *= _factor(*_matrix_shape(weights[0], group), group["adjust_lr_fn"])
+        if is_applied_simply(group):
+            decay(weights, fraction)
+            torch._foreach_add_(local_parts(weights), directions, alpha=-rate)
+        else:
+            apply_directions(self.state, weights, new, directions, group, rate=rate, fraction=fraction, number=number)
+
+    def _stacked(self, weights: list[Tensor], new: list[Tensor], group: Group) -> Tensor:
+        """Update the momentum with gradients, and return the complete matrices to orthogonalize, of each weight."""
         momenta = []
         for weight in weights:
             state = self.state[weight]
@@ -231,24 +261,44 @@ class Muon(SteppingOptimizer):
         held = local_parts(momenta)
         torch._foreach_lerp_(held, new, 1 - group["momentum"])
         updates = torch._foreach_lerp(new, held, group["momentum"]) if group["nesterov"] else held  # noqa: SLF001
-        shape = _matrix_shape(weights[0], group)
         stacked = torch.empty((len(weights), *weights[0].shape), dtype=torch.bfloat16, device=updates[0].device)
         torch._foreach_copy_(list(stacked), list(map(_complete, updates, weights)))
         matrices = stacked.mT if group["transposed"] else stacked
-        result = self._orthogonalized(matrices.reshape(-1, *shape), weights, group).to(weights[0].dtype)
-        result = result.reshape(matrices.shape)
+        return matrices.reshape(len(weights), -1, *_matrix_shape(weights[0], group))
+
+    def _divides(self) -> bool:
+        """Return whether other processes compute a share of the updates; the first call checks that they can."""
+        if not self.divide_work or not is_connected():
+            return False
+        if not self._is_checked:
+            check_division([group for group in self.param_groups if group["use_muon"]])
+            self._is_checked = True
+        return True
+
+    @staticmethod
+    def _divided(stacks: list[Tensor], group: Group) -> list[Tensor]:
+        """Return the orthogonalized matrices of batches, of which this process computes its share."""
+        items = [one for stack in stacks for one in stack]
+        dtype, most = product_dtype(items[0].device), _most_elements(items[0])
+        costs = [_cost(one, group["fused"]) for one in items]
+        complete = iter(divided(items, costs, lambda stack: _orthogonalized(stack, group), dtype, most))
+        return [torch.stack([next(complete) for _ in stack]) for stack in stacks]
+
+    def _directions(self, weights: list[Tensor], result: Tensor, group: Group) -> list[Tensor]:
+        """Return the directions of weights, this process's parts, from their orthogonalized matrices."""
+        result = self._scaled(result.flatten(0, 1), weights, group).to(weights[0].dtype)
+        shape = weights[0].mT.shape if group["transposed"] else weights[0].shape
+        result = result.reshape(-1, *shape)
         result = result.mT if group["transposed"] else result
         return [_part(one, weight) for one, weight in zip(result, weights, strict=True)]
 
-    def _orthogonalized(self, matrices: Tensor, weights: list[Tensor], group: Group) -> Tensor:
-        """Return the matrices of some weights with singular values near 1, with the settings for rows and parts."""
-        settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
+    def _scaled(self, matrices: Tensor, weights: list[Tensor], group: Group) -> Tensor:
+        """Return orthogonalized matrices of some weights, with the settings of the group for rows and parts."""
         fused, has_averages = group["fused"], group["row_beta"] is not None
         if fused is None and not has_averages:
-            return orthogonalize(matrices, *settings)
-        parts = [
-            orthogonalize(part, *settings) for part in torch.split(matrices, list(fused or matrices.shape[1:2]), 1)
-        ]
+            return matrices
+        # Contiguous, as those of other processes: sums depend on the order in memory.
+        parts = list(torch.split(matrices.contiguous(), list(fused or matrices.shape[1:2]), 1))
         if has_averages:
             squares = torch.cat([part.float().square().mean(2) for part in parts], 1).view(len(weights), -1)
             roots = self._row_averages(weights, squares, group["row_beta"]).sqrt().add(group["eps"])
@@ -289,6 +339,7 @@ def muon_with_adamw(
     row_beta: float | None = None,
     fused: Mapping[str, int | Sequence[int]] | None = None,
     rounding: str = "nearest",
+    divide_work: bool = False,
 ) -> Muon:
     """Return one :class:`Muon` for all parameters of a model: hidden matrices by Muon, all others by AdamW.
 
@@ -324,6 +375,7 @@ def muon_with_adamw(
             number of equal parts of the outputs, or the outputs of each part: ``{"*.c_attn": 3}`` for queries, keys and
             values. Projections that interleave these by head are no such matrices.
         rounding: How 16-bit weights are rounded.
+        divide_work: Whether each of several processes orthogonalizes only its share of the matrices.
 
     Returns:
         One optimizer, for any trainer and any schedule.
@@ -373,6 +425,7 @@ def muon_with_adamw(
         cautious_update=cautious_update,
         row_beta=row_beta,
         rounding=rounding,
+        divide_work=divide_work,
     )
     _log.info("Parameters by optimizer:\n%s", optimizer.routing())
     return optimizer
@@ -449,6 +502,25 @@ def _matrix_shape(weight: Tensor, group: Group) -> tuple[int, int]:
     if group["flatten"]:
         return weight.shape[0], math.prod(weight.shape[1:])
     return weight.shape[-2], weight.shape[-1]
+
+
+def _orthogonalized(stack: Tensor, group: Group) -> Tensor:
+    """Return the matrices of a stack, of shape ``(weights, matrices, m, n)``, with singular values near 1."""
+    matrices, settings = stack.flatten(0, 1), (group["ns_coefficients"], group["ns_steps"], group["eps"])
+    if group["fused"] is None:
+        return orthogonalize(matrices, *settings).view(stack.shape)
+    parts = [orthogonalize(part, *settings) for part in torch.split(matrices, list(group["fused"]), 1)]
+    return torch.cat(parts, 1).view(stack.shape)
+
+
+def _cost(matrices: Tensor, fused: Sequence[int] | None) -> float:
+    """Return the multiplications of an orthogonalization step, over two."""
+    sides = [sorted((rows, matrices.shape[-1])) for rows in fused or [matrices.shape[-2]]]
+    return len(matrices) * sum(low * low * (low + 2 * high) for low, high in sides)
+
+
+def _most_elements(tensor: Tensor) -> int:
+    return _MOST_ELEMENTS.get(tensor.device.type, _MOST_ELSEWHERE)
 
 
 def _of_norm(matrices: Tensor, square: int) -> Tensor:
