@@ -59,12 +59,15 @@ class Samples(Dataset):
         self.labels = torch.arange(SAMPLES) % 3
         self.images = torch.rand(SAMPLES, 3, 12, 12, generator=generator, dtype=dtype)
         self.texts = torch.randint(0, 20, (SAMPLES, 12), generator=generator)
-        self.is_text = is_for_text(name)
+        self.is_text, self.tokens = is_for_text(name), name == "TokenSelection"
 
     def __len__(self):
         return SAMPLES
 
     def __getitem__(self, index):
+        if self.tokens:
+            ids = self.texts[index]
+            return {"input_ids": ids, "labels": ids % 3, "reference_losses": ids / 20}
         if self.is_text:
             return {"input_ids": self.texts[index], "labels": self.labels[index]}
         return self.images[index], self.labels[index]
@@ -92,7 +95,7 @@ def is_for_text(name):
 
 
 def make_model(name):
-    model = text_model() if is_for_text(name) else image_model(name)
+    model = text_model(tokens=name == "TokenSelection") if is_for_text(name) else image_model(name)
     for module in model.modules():
         if isinstance(module, nn.Dropout) and name != "GyroDropout":
             module.p = 0.0

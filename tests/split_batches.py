@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from composer import Trainer, distributed
-from composer.algorithms import Distillation, LabelSmoothing
+from composer.algorithms import Distillation, LabelSmoothing, TokenSelection
 from composer.models import ComposerClassifier, ComposerSegmenter, HuggingFaceModel
 
 SPLITS = {
@@ -72,8 +72,17 @@ def make_model(kind):
 
 
 KINDS = [
-    *("causal", "causal, smoothed", "causal, distilled", "causal, soft", "gpt2", "masked", "tokens", "one label"),
-    *("seq2seq", "seq2seq, distilled", "segmentation", "dense classification", "summed"),
+    *(
+        "causal",
+        "causal, smoothed",
+        "causal, distilled",
+        "causal, selected",
+        "causal, soft",
+        "gpt2",
+        "masked",
+        "tokens",
+    ),
+    *("one label", "seq2seq", "seq2seq, distilled", "segmentation", "dense classification", "summed"),
 ]
 IMAGES = {"segmentation", "dense classification", "summed"}
 
@@ -97,6 +106,8 @@ def make_samples(kind):
         if kind == "causal, soft":
             labels = torch.rand(LENGTH, SIZE, generator=generator, dtype=torch.float64).softmax(1) * real.unsqueeze(1)
         samples.append({"input_ids": ids, "labels": labels})
+        if kind.endswith("selected"):
+            samples[-1]["reference_losses"] = 4 + torch.rand(LENGTH, generator=generator)
     return samples
 
 
@@ -115,6 +126,8 @@ def train(kind, **options):
             parameter.data *= 1.5
         features = {"model.model.norm": "model.model.norm"} if kind.startswith("causal") else {}
         algorithms = [Distillation(teacher, features=features)]
+    if kind.endswith("selected"):
+        algorithms = [TokenSelection()]
     losses = []
     with Trainer(
         model=model,

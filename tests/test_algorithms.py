@@ -43,6 +43,7 @@ SETTINGS = {
     "SkipSpikes": {"threshold": "0.5std", "window": 4},
     "SqueezeExcite": {"latent_channels": 4, "min_channels": 16},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "stochastic_method": "sample"},
+    "TokenSelection": None,  # for texts
 }
 NAMES = [
     name

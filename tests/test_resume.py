@@ -61,7 +61,7 @@ SETTINGS = {
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }
 NAMES = sorted(name for name, kind in vars(al).items() if isinstance(kind, type) and issubclass(kind, Algorithm))
-FOR_TEXT = {"Alibi", "NEFTune", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm"}
+FOR_TEXT = {"Alibi", "NEFTune", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm", "TokenSelection"}
 STEPS = 9  # of three epochs
 
 
@@ -99,7 +99,10 @@ def image_model():
 
 
 class Text(Dataset):
-    """Sentences of twelve ids, and which of three ids is the most frequent."""
+    """Sentences of twelve ids, and which of three ids is the most frequent; or a label for each token."""
+
+    def __init__(self, *, tokens=False):
+        self.tokens = tokens
 
     def __len__(self):
         """Eleven."""
@@ -109,27 +112,20 @@ class Text(Dataset):
         """Draw."""
         ids = torch.randint(0, 20, (12,), generator=torch.Generator().manual_seed(index))
         ids[random.randrange(12)] = 3
+        if self.tokens:
+            return {"input_ids": ids, "labels": ids % 3, "reference_losses": ids / 20}
         return {"input_ids": ids, "labels": torch.tensor(index % 3)}
 
 
-def text_model():
-    """Return a small BERT that classifies."""
-    from transformers import BertConfig, BertForSequenceClassification
+def text_model(*, tokens=False):
+    """Return a small BERT that classifies sentences, or tokens."""
+    from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 
     from composer.models import ComposerModel
 
     class Classifier(ComposerModel):
         def __init__(self):
             super().__init__()
-            config = BertConfig(
-                vocab_size=20,
-                hidden_size=16,
-                num_hidden_layers=1,
-                num_attention_heads=2,
-                intermediate_size=32,
-                num_labels=3,
-                max_position_embeddings=16,
-            )
             self.model = BertForSequenceClassification(config)
 
         def forward(self, batch):
@@ -138,8 +134,17 @@ def text_model():
         def loss(self, outputs, batch):
             return nn.functional.cross_entropy(outputs, batch["labels"])
 
+    config = BertConfig(
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=3,
+        max_position_embeddings=16,
+    )
     torch.manual_seed(0)
-    return Classifier()
+    return HuggingFaceModel(BertForTokenClassification(config)) if tokens else Classifier()
 
 
 def made(names, *, text=False):
@@ -150,10 +155,11 @@ def made(names, *, text=False):
 
 def run(folder, names=(), *, load_path=None, text=False, stop_after=None, **options):
     """Train, or resume from a checkpoint; return the closed trainer and its logger."""
-    model = text_model() if text else image_model()
+    tokens = "TokenSelection" in names
+    model = text_model(tokens=tokens) if text else image_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     workers = options.pop("num_workers", 0)
-    data, order = Text() if text else Images(), {"shuffle": True}
+    data, order = Text(tokens=tokens) if text else Images(), {"shuffle": True}
     if "InfoBatch" in names:
         data = al.InfoBatchDataset(data)
         order = {"sampler": data.sampler}

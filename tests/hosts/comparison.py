@@ -181,12 +181,14 @@ class Case:
         architecture: ``"resnet"``, ``"vit"``, ``"bert"``, ``"gpt2"`` or a variant.
         draws: Whether forward passes draw from torch's global generator.
         precision: ``"fp32"`` or ``"amp_bf16"``.
+        reference: Whether samples of text have losses of a reference model, which the algorithm takes out.
     """
 
     algorithm: Callable[[], Algorithm]
     architecture: str = "resnet"
     draws: bool = False
     precision: str = "fp32"
+    reference: bool = False
 
     def make_algorithms(self) -> list[Algorithm]:
         """Return the algorithm of the case as a new object, after :class:`SeedDraws` if it draws."""
@@ -218,6 +220,9 @@ class Case:
             ids = torch.randint(_TOKENS, (count, 16), generator=generator)
             labels = labels if self.architecture == "bert" else ids.clone()
             names, columns = ("input_ids", "attention_mask", "labels"), (ids, torch.ones_like(ids), labels)
+            if self.reference:
+                names = (*names, "reference_losses")
+                columns = (*columns, 3 + torch.rand(count, 16, generator=generator))
         else:
             names, columns = ("pixel_values", "labels"), (torch.rand(count, 3, 16, 16, generator=generator), labels)
         rows = zip(*columns, strict=True)
@@ -230,8 +235,14 @@ class Case:
     def forward(self, model: nn.Module, batch: Any) -> Any:
         """Call the model with a batch without its labels."""
         if isinstance(batch, Mapping):
-            return model(**{name: value for name, value in batch.items() if name != "labels"})
+            return model(**{name: value for name, value in batch.items() if name not in self.not_inputs})
         return model(batch[0])
+
+    @property
+    def not_inputs(self) -> set[str]:
+        """Return the items of a batch that the model does not take, as the algorithm leaves it."""
+        removes = isinstance(self.algorithm(), al.TokenSelection)
+        return {"labels"} if removes else {"labels", "reference_losses"}
 
     def loss(self, outputs: Any, batch: Any, reduction: str = "mean") -> Tensor:
         """Return the loss of the logits; labels may be ids or probabilities."""
@@ -391,6 +402,7 @@ def _cases() -> Iterable[tuple[str, Case]]:
         yield f"Alibi-{architecture}", Case(lambda: al.Alibi(16), architecture)
         yield f"GatedLinearUnits-{architecture}", Case(al.GatedLinearUnits, architecture)
     yield "ChunkedCrossEntropy-gpt2", Case(lambda: al.ChunkedCrossEntropy(chunk_size=4, z_loss=0.01), "gpt2")
+    yield "TokenSelection-gpt2", Case(lambda: al.TokenSelection(0.5), "gpt2", reference=True)
     yield "SeqLengthWarmup-gpt2", Case(lambda: al.SeqLengthWarmup(0.7, 4, 16, 4), "gpt2")
 
 

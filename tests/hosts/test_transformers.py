@@ -107,6 +107,7 @@ def make_trainer(case, folder, algorithms=None, *, trainer=Ordered, arguments=Tr
     """Return a Trainer for a case, with its algorithms or others; ``changes`` are arguments of the training."""
     own = {name: changes.pop(name) for name in ("eval_dataset", "callbacks", "compute_loss_func") if name in changes}
     model = case.make_model() if model is None else model
+    changes = {"remove_unused_columns": not case.reference} | changes
     with_algorithms = {} if algorithms == "none" else {"algorithms": algorithms or case.make_algorithms()}
     return (trainer if algorithms == "none" else composer_trainer(trainer))(
         model=model,
@@ -166,10 +167,10 @@ class TestEquality:
         assert_same(weights[1], weights[0])
         assert trainer.algorithm_adapter.state.timestamp.batch == trainer.state.global_step
 
-    @pytest.mark.parametrize("make", [lambda: LabelSmoothing(0.1), CASES["Distillation-gpt2"].algorithm])
-    def test_accumulation_of_changed_losses(self, tmp_path, make):
-        """Smoothed labels and a teacher give the loss of all tokens of a step, as if its batches were one."""
-        case = Case(make, "gpt2")
+    @pytest.mark.parametrize("name", ["LabelSmoothing-gpt2", "Distillation-gpt2", "TokenSelection-gpt2"])
+    def test_accumulation_of_changed_losses(self, tmp_path, name):
+        """Smoothed labels, a teacher and selected tokens give the loss of a step as if its batches were one."""
+        case = CASES[name]
         weights = []
         for size, accumulate in ((8, 1), (2, 4)):
             trainer = make_trainer(

@@ -113,7 +113,8 @@ def test_algorithm(name, way, step, monkeypatch):
     """A run with each algorithm, in full precision or in bfloat16 with microbatches; ``RESUME_MATRIX=all`` in both."""
     monkeypatch.setitem(SETTINGS, "Distillation", {"teacher": TEACHER})
     is_text = name in FOR_TEXT
-    model, data = (text_model(), Text()) if is_text else (image_model(), Images())
+    tokens = name == "TokenSelection"
+    model, data = (text_model(tokens=tokens), Text(tokens=tokens)) if is_text else (image_model(), Images())
     options = dict(WAYS[way])
     if name == "InfoBatch":
         data = al.InfoBatchDataset(data)

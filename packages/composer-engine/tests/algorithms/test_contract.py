@@ -32,6 +32,7 @@ from composer.algorithms import (
     RandAugment,
     SelectiveBackprop,
     StochasticDepth,
+    TokenSelection,
 )
 from composer.core import Algorithm, Callback, Event, NoEffectWarning, Stage, State, Time
 from composer.core.declarations import find_conflicts
@@ -137,6 +138,17 @@ def pictures():
     return DataLoader(Pictures(ToTensor()), batch_size=4)
 
 
+def tokens_with_reference():
+    return [{**batch, "reference_losses": 3 + torch.rand(4, 16)} for batch in tokens()]
+
+
+class WithoutReference(WithLoss):
+    """Also takes batches with losses of a reference model, which the loop without the algorithm has."""
+
+    def forward(self, batch):
+        return super().forward({name: value for name, value in batch.items() if name != "reference_losses"})
+
+
 class WithoutIndices(WithLoss):
     """Also takes batches with indices, which the loop evaluates as they are loaded."""
 
@@ -171,6 +183,7 @@ on_blocks = state(blocks, images)
 on_patches = state(patches, images)
 on_masks = state(lambda: WithLoss(nn.Conv2d(3, 1, 1), nn.functional.mse_loss), masks)
 on_text = state(lambda: WithLoss(make_transformer("gpt2")), tokens)
+on_text_with_reference = state(lambda: WithoutReference(make_transformer("gpt2")), tokens_with_reference)
 on_masked_text = state(lambda: WithLoss(make_transformer("bert")), tokens)
 on_norms = state(lambda: linear(WrittenOutNorm), images)
 on_nothing = state(linear, images)
@@ -358,6 +371,9 @@ CASES = {
         refused=(("drop_rate", 2), ("stochastic_method", "x")),
     ),
     "StochasticDepth of whole batches": Case(new("StochasticDepth", "ResNetBottleneck", "block", 0.4), on_blocks),
+    "TokenSelection": Case(
+        new("TokenSelection"), on_text_with_reference, refused=(("keep", 0), ("keep", 1.5), ("keep", "x"))
+    ),
     "WeightStandardization": Case(
         new("WeightStandardization"), on_images, make_unfit_state=on_nothing, refused=(("n_last_layers_ignore", -1),)
     ),
@@ -478,6 +494,7 @@ class TestSettings:
             (lambda: SelectiveBackprop(keep=1), "keep=1"),
             (lambda: SelectiveBackprop(interrupt=1), "interrupt=1"),
             (lambda: StochasticDepth("ResNetBottleneck", drop_rate=0), "drop_rate=0"),
+            (lambda: TokenSelection(keep=1), "keep=1"),
         ],
     )
     def test_settings_without_effect_warn(self, make, settings):

@@ -37,6 +37,7 @@ from composer.algorithms.skip_spikes import SkipSpikes
 from composer.algorithms.squeeze_excite import SqueezeExcite
 from composer.algorithms.stochastic_depth import StochasticDepth
 from composer.algorithms.swa import SWA
+from composer.algorithms.token_selection import TokenSelection, with_reference_losses
 from composer.algorithms.weight_standardization import WeightStandardization
 from composer.functional import (
     AugmentAndMixTransform,
@@ -92,8 +93,10 @@ __all__ = [
     "SqueezeExcite2d",
     "SqueezeExciteConv2d",
     "StochasticDepth",
+    "TokenSelection",
     "WeightStandardization",
     "post_hoc_ema",
+    "with_reference_losses",
 ]
 
 unquote_annotations(globals())

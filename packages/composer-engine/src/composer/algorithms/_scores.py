@@ -1,11 +1,14 @@
-"""The scores in the outputs of a model that its targets are for."""
+"""The scores in the outputs of a model that its targets are for, and the labels that belong to them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from composer.functional.transformers_loss import predicts_next_token
 
 
 def class_scores(outputs: Any, target: Tensor, *, detaches: bool = True) -> tuple[Tensor, bool]:
@@ -40,6 +43,15 @@ def class_scores(outputs: Any, target: Tensor, *, detaches: bool = True) -> tupl
 def is_one_score(scores: object) -> bool:
     """Return whether scores are one per sample, ``(N,)`` or ``(N, 1, ...)``, which distinguishes two classes."""
     return isinstance(scores, Tensor) and (scores.ndim == 1 or (scores.ndim > 1 and scores.shape[1] == 1))
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Return whether the label of a position belongs to the scores of the previous one."""
+    if hasattr(model, "shift_labels"):
+        return bool(model.shift_labels)
+    transformers: Any = sys.modules.get("transformers")
+    inner = () if transformers is None else model.modules()
+    return any(isinstance(one, transformers.PreTrainedModel) and predicts_next_token(one) for one in inner)
 
 
 def _fits(scores: Tensor, target: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -12,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from composer.algorithms._idle import warn_if_idle
-from composer.algorithms._scores import class_scores
+from composer.algorithms._scores import class_scores, shifts_labels
 from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State, get_precision_context
 from composer.core.checks import number, one_of
 from composer.core.data.batches import BatchKey, batch_get
 from composer.core.saving.components import transient
 from composer.core.saving.model_state import bare_model
 from composer.functional.training.distillation import mean_where, soft_losses
-from composer.functional.transformers_loss import predicts_next_token
 
 
 def _check_teacher(_: object, __: object, teacher: Any) -> None:
@@ -140,7 +138,7 @@ class Distillation(Algorithm):
                     f"features must name modules, got {min(missing)!r}, which {type(model).__name__} does not have. "
                     "Its named_modules() have the names."
                 )
-        self._shifts = _shifts_labels(bare_model(state.model))
+        self._shifts = shifts_labels(bare_model(state.model))
         self.teacher.to(state.device).eval()
 
     def _compute(self, state: State) -> Tensor:
@@ -206,15 +204,6 @@ def _counted(target: Any, scores: Tensor, shifts: bool) -> Tensor | None:
         counts = counts.roll(-1, 1)
         counts[:, -1] = False
     return counts
-
-
-def _shifts_labels(model: nn.Module) -> bool:
-    """Return whether the label of a position belongs to the scores of the previous one."""
-    if hasattr(model, "shift_labels"):
-        return bool(model.shift_labels)
-    transformers: Any = sys.modules.get("transformers")
-    inner = () if transformers is None else model.modules()
-    return any(isinstance(one, transformers.PreTrainedModel) and predicts_next_token(one) for one in inner)
 
 
 def _compare(student: Any, teacher: Any, name: str, counts: Tensor | None) -> Tensor:

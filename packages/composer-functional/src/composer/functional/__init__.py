@@ -105,6 +105,7 @@ from composer.functional.training.selective_backprop import select_using_loss, s
 from composer.functional.training.sequence_length import set_batch_sequence_length
 from composer.functional.training.spikes import detect_spikes
 from composer.functional.training.swa import compute_swa
+from composer.functional.training.token_selection import select_tokens
 
 __all__ = [
     "AlibiBias",
@@ -219,6 +220,7 @@ __all__ = [
     "randaugment_image",
     "replace_module_classes",
     "resize_batch",
+    "select_tokens",
     "select_using_loss",
     "set_batch_sequence_length",
     "set_drop_rates",
@@ -244,6 +246,7 @@ _OTHER_NAMES = {
     "label_smoothing": "smooth_labels",
     "layer_freezing": "freeze_layers",
     "selective_backprop": "select_using_loss",
+    "token_selection": "select_tokens",
     "progressive_resizing": "resize_batch",
     "seq_length_warmup": "set_batch_sequence_length",
     "sam": "SAMOptimizer",

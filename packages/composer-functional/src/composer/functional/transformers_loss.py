@@ -220,14 +220,14 @@ def task_loss(
         losses = binary_cross_entropy_with_logits(_match_shape(logits, labels), labels.float(), reduction="none")
         counts = losses.new_ones(losses.shape)
     else:
-        losses, counts = _cross_entropies(logits, labels, label_smoothing, "none" if reduction == "none" else "sum")
+        losses, counts = cross_entropies(logits, labels, label_smoothing, "none" if reduction == "none" else "sum")
     if reduction == "none":
         return losses.flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1) if losses.ndim > 1 else losses
     # At least 1: where no label counts, the loss and its gradients are 0, and those of other processes are not lost.
     return losses.sum() if reduction == "sum" else losses.sum() / counts.sum().clamp(min=1)
 
 
-def _cross_entropies(logits: Tensor, labels: Tensor, label_smoothing: float, reduction: str) -> tuple[Tensor, Tensor]:
+def cross_entropies(logits: Tensor, labels: Tensor, label_smoothing: float, reduction: str) -> tuple[Tensor, Tensor]:
     """Return a loss for each label or the sum of the losses, and which labels count."""
     shape = logits.shape[:-1]
     if labels.shape == logits.shape:
