@@ -282,7 +282,7 @@ def read_complete(path, state):
     """Return which sharded tensors a process holds completely after reading a checkpoint that was not sharded."""
     own = state.get_model_state_dict()
     opened = open_checkpoint(path)
-    found = SavedRun.read(opened, state, weights_only=False)
+    found = SavedRun.of_checkpoint(opened, state, weights_only=False)
     found.read_weights()
     read = [*found.data["model"].items()]
     for name, held in found.data["optimizers"]["AdamW"]["state"].items():

@@ -139,7 +139,8 @@ def train_together(
             batch = tuple(each[cd.get_global_rank() :: WORLD] for each in complete)
             count = len(batch[0])
             parts = [(part, len(part[0]) / count) for part in spec.split_batch(batch, size or count)]
-            counted = parallel.exchange_counts(cd.BatchShare(count, 2 * count, microbatches=len(parts)), usual=usual)
+            share = cd.BatchShare(count, 2 * count, microbatches=len(parts))
+            counted = parallel.exchange_counts(share, usual_elements=usual)
             parts = parallel.padded(parts, counted)
 
         def closure(batch=batch, parts=parts, number=number, counted=counted):

@@ -54,7 +54,7 @@ class Acts:
                 note = partial(_note, self._modes.setdefault(key, set()))
                 self._handles += [layer.register_forward_pre_hook(note) for layer in layers]
 
-    def begin_again(self) -> None:
+    def reset_at_start(self) -> None:
         """Count from 0 if another training begins, as in hosts that set the clock back; replaced layers stay."""
         if self._begun_at is not None and not any(self._clock()):
             self.calls.clear()
@@ -62,7 +62,7 @@ class Acts:
                 if algorithm.acted is not None:
                     algorithm.acted = type(algorithm).acted
 
-    def end_of_batch(self) -> Iterator[str]:
+    def end_of_first_batch(self) -> Iterator[str]:
         """Remove the hooks, and yield a sentence for each algorithm none of whose layers was called in training."""
         while self._handles:
             self._handles.pop().remove()

@@ -220,7 +220,7 @@ class Engine:
             return
         self._closed, self._may_evaluate = True, may_evaluate
         self._table = {}
-        list(self._acts.end_of_batch())  # removes the hooks, if the first batch has failed
+        list(self._acts.end_of_first_batch())  # removes the hooks, if the first batch has failed
         errors: list[BaseException] = []
         # Loggers last, because callbacks may log what they have found when they are closed.
         components = sorted(self._callbacks(), key=lambda one: isinstance(one, LoggerDestination))
@@ -272,12 +272,12 @@ class Engine:
             if event is Event.BEFORE_FORWARD:
                 self._acts.begin([one.name for one in plan.algorithms])
             elif event is Event.BATCH_END:
-                for sentence in self._acts.end_of_batch():
+                for sentence in self._acts.end_of_first_batch():
                     warnings.warn(sentence, NoEffectWarning, stacklevel=caller_level())
         own = [one for one in entries.get(event, ()) if not self._closed or one.kind == "algorithm"]
         calls = self._calls(event, own)
         if event is Event.FIT_START:
-            calls = (self._acts.begin_again, *calls)
+            calls = (self._acts.reset_at_start, *calls)
         if event is Event.FIT_END:
             calls = (*calls, self._warn_of_idle)
         # The end of an epoch without batches is not enough for the check of the loop: the next one is checked again.

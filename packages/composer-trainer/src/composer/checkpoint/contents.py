@@ -40,7 +40,7 @@ IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object]
 """Patterns such as ``"optimizers/*"``, or a function that removes from its argument, a dictionary, what to ignore."""
 BESIDE_STATE = ("extra", "environment", "integrations", "modules")
 """The names in the data of what is no part of the state; earlier releases saved the last one."""
-PROCESS, OWN_PROCESS = "process", "own"
+FIRST_PROCESS, OWN_PROCESS = "process", "own"
 """The names in ``extra`` of what belongs to the first process, and to this one if it is not the first."""
 
 
@@ -191,7 +191,7 @@ def remove_ignored(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str,
     return tuple(path for path in removed if path.rpartition("/")[0] not in removed)
 
 
-def pop_others(saved: dict[str, Any], *, weights_only: bool) -> dict[str, Any]:
+def pop_not_needed(saved: dict[str, Any], *, weights_only: bool) -> dict[str, Any]:
     """Remove from a saved state what is not needed to load it, if only the weights are wanted, and return that."""
     return {name: saved.pop(name) for name in [*saved] if weights_only and name not in ("model", "algorithms")}
 

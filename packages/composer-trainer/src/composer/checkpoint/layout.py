@@ -215,7 +215,7 @@ class TensorInfo(NamedTuple):
 Described: TypeAlias = dict[str, dict[str, tuple[TensorInfo, Region]]]
 """For each kind of file, by name: each tensor of which a process has a region, and that region."""
 
-Writes: TypeAlias = dict[str, list[str]]
+FilesOfProcess: TypeAlias = dict[str, list[str]]
 """The files that a process writes, each with the names of its tensors in the order of their bytes."""
 
 KeptMemory: TypeAlias = dict[tuple[str, str], Tensor]
@@ -247,7 +247,7 @@ def describe_tensors(tensors: Mapping[str, Mapping[str, Tensor]], *, is_first: b
     return described
 
 
-def plan_files(described: Sequence[Described]) -> tuple[Layout, list[Writes]]:
+def plan_files(described: Sequence[Described]) -> tuple[Layout, list[FilesOfProcess]]:
     """Decide which process writes which cell; every process gets the same result.
 
     The regions of a tensor are the cells of a grid, and each kind of file is divided among the processes that write
@@ -284,33 +284,33 @@ def plan_files(described: Sequence[Described]) -> tuple[Layout, list[Writes]]:
                 known[way] = _split(name, column)
             planned[kind][name] = known[way]
     layout = Layout({}, {})
-    writes: list[Writes] = [{} for _ in described]
+    files_of: list[FilesOfProcess] = [{} for _ in described]
     for kind, tensors in planned.items():
-        _add_kind(kind, tensors, layout, writes)
-    return layout, writes
+        _add_kind(kind, tensors, layout, files_of)
+    return layout, files_of
 
 
-def _add_kind(kind: str, planned: Mapping[str, _Split], layout: Layout, writes: Sequence[Writes]) -> None:
+def _add_kind(kind: str, planned: Mapping[str, _Split], layout: Layout, files_of: Sequence[FilesOfProcess]) -> None:
     """Add the files and the tensors of a kind to the layout, and to what each rank writes."""
-    ranks = sorted(set().union(*(one.writers for one in planned.values()))) or [0]
+    ranks = sorted(set().union(*(split.writers for split in planned.values()))) or [0]
     files = dict(zip(ranks, _file_names(kind, len(ranks)), strict=True))
     numbers = dict(zip(ranks, itertools.count(len(layout.files))))
-    ends, written = dict.fromkeys(ranks, 0), {rank: writes[rank].setdefault(file, []) for rank, file in files.items()}
+    ends, written = dict.fromkeys(ranks, 0), {rank: files_of[rank].setdefault(file, []) for rank, file in files.items()}
     layout.files.update({file: TensorFile() for file in files.values()})
     tensors = {}
     # The largest items first keep each tensor at a multiple of its item's size.
-    for name, one in sorted(planned.items(), key=lambda item: (-DTYPES[item[1].info.dtype].itemsize, item[0])):
+    for name, split in sorted(planned.items(), key=lambda item: (-DTYPES[item[1].info.dtype].itemsize, item[0])):
         positions = []
-        for rank, size in zip(one.writers, one.sizes, strict=True):
+        for rank, size in zip(split.writers, split.sizes, strict=True):
             written[rank].append(name)
             positions.append(ends[rank])
             ends[rank] += size
-        dtype, shape, *orders = one.info
+        dtype, shape, *orders = split.info
         tensors[name] = TensorLayout(
             dtype,
             [*shape],
-            one.cuts,
-            [numbers[rank] for rank in one.writers],
+            split.cuts,
+            [numbers[rank] for rank in split.writers],
             positions,
             *(None if order is None else [*order] for order in orders),
         )
@@ -393,7 +393,7 @@ def region_here(tensor: Any, known: KnownRegions) -> Region | None:
 @torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
 def pack_files(
     tensors: Mapping[str, Mapping[str, Any]],
-    writes: Writes,
+    writes: FilesOfProcess,
     *,
     copy: bool,
     memory: KeptMemory | None = None,

@@ -31,11 +31,11 @@ from torch import Tensor
 
 from composer.checkpoint.contents import (
     BESIDE_STATE,
+    FIRST_PROCESS,
     OWN_PROCESS,
-    PROCESS,
     IgnoreKeys,
     changed_environment,
-    pop_others,
+    pop_not_needed,
     remove_ignored,
 )
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
@@ -55,7 +55,7 @@ from composer.functional.dtensors import is_sharded, reshard
 _log = logging.getLogger(__name__)
 
 LoadExtra: TypeAlias = Callable[[], object] | None
-ReadExtra: TypeAlias = Callable[[dict[str, Any], tuple[str, ...], str], tuple[Iterable[str], LoadExtra]]
+CompareExtra: TypeAlias = Callable[[dict[str, Any], tuple[str, ...], str], tuple[Iterable[str], LoadExtra]]
 """Called with what was saved beside the state, the ignored paths and the checkpoint's path. It returns a sentence for
 each value that does not fit the run, and the function that loads all of it, called after the state is loaded."""
 ONLY_WEIGHTS = (
@@ -154,12 +154,13 @@ def load_checkpoint(
         >>> later.rank_zero_seed
         17
     """
-    read_extra: ReadExtra | None = None
+    compare_extra: CompareExtra | None = None
     if check_extra is not None:
-        read_extra = lambda extra, ignored, _: (check_extra(extra, ignored), None)  # noqa: E731
+        compare_extra = lambda extra, ignored, _: (check_extra(extra, ignored), None)  # noqa: E731
     request = LoadRequest(
-        state, weights_only, strict_model_weights, ignore_keys, exclude_algorithms, algorithm_passes, logger, read_extra
-    )
+        state, weights_only, strict_model_weights, ignore_keys, exclude_algorithms, algorithm_passes, logger,
+        compare_extra,
+    )  # fmt: skip
     path = latest_in(folder, path)
     if not is_sharded(state.model):
         return request.apply(request.prepare(path))
@@ -179,7 +180,7 @@ class LoadRequest:
     exclude_algorithms: str | Sequence[str] | None = None
     algorithm_passes: Passes = None
     logger: Logger | None = None
-    read_extra: ReadExtra | None = None
+    compare_extra: CompareExtra | None = None
 
     def load_in_all_processes(self, path: str | os.PathLike[str]) -> LoadedCheckpoint:
         """Load a checkpoint in all processes; see :func:`load_checkpoint`.
@@ -207,9 +208,9 @@ class LoadRequest:
         saved, problems = self.read(path), list[str]()
         parts, strict = (("model",), self.strict_model_weights) if self.weights_only else ((), False)
         excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
-        if self.read_extra is not None and not self.weights_only and "extra" not in saved.ignored:
-            of_extra, saved.load_extra = self.read_extra(saved.beside("extra"), saved.ignored, saved.path)
-            problems += of_extra
+        if self.compare_extra is not None and not self.weights_only and "extra" not in saved.ignored:
+            problems_of_extra, saved.load_extra = self.compare_extra(saved.beside("extra"), saved.ignored, saved.path)
+            problems += problems_of_extra
         try:
             added = () if problems else saved_state.add_missing_algorithms(
                 self.state, saved.state, parts=parts, ignored=saved.ignored, strict=strict,
@@ -237,8 +238,8 @@ class LoadRequest:
             opened = open_checkpoint(path)
             if opened.manifest.weights_only and not self.weights_only:
                 raise CheckpointError(opened.path, ONLY_WEIGHTS)
-            saved = SavedRun.read(opened, self.state, weights_only=self.weights_only)
-        saved.ignore(self.ignore_keys, [*self.state.serialized_attributes, "extra"], is_part=self.weights_only)
+            saved = SavedRun.of_checkpoint(opened, self.state, weights_only=self.weights_only)
+        saved.ignore(self.ignore_keys, [*self.state.serialized_attributes, "extra"], weights_only=self.weights_only)
         if self.weights_only:
             saved.use_averages(model_state.first_names(self.state.model))
         return saved
@@ -282,8 +283,8 @@ class SavedRun:
         data: What was read, by the names of :mod:`~composer.checkpoint.contents`; of the model, its weights and what
             else its state has. Until :meth:`read_weights`, those of a checkpoint are on the meta device.
         opened: The checkpoint; None for a file, of which everything was read.
-        likes: DTensors with the placements that weights get; see :func:`~composer.checkpoint.reading.sharded_like`.
-        others: What the checkpoint contains besides, if only the weights are wanted.
+        dtensors: DTensors with the placements that weights get; see :func:`~composer.checkpoint.reading.sharded_like`.
+        not_needed: What the checkpoint contains besides, if only the weights are wanted.
         warnings: What the user has to know when it is loaded.
         ignored: The paths of what is not loaded.
         averages_of: The algorithm whose averages are the weights; empty if the saved weights are.
@@ -294,8 +295,8 @@ class SavedRun:
     path: str
     data: dict[str, Any]
     opened: OpenCheckpoint | None = None
-    likes: Mapping[str, Tensor] | None = None
-    others: Mapping[str, Any] = attrs.field(factory=dict)
+    dtensors: Mapping[str, Tensor] | None = None
+    not_needed: Mapping[str, Any] = attrs.field(factory=dict)
     warnings: list[str] = attrs.field(factory=list)
     ignored: tuple[str, ...] = ()
     averages_of: str = ""
@@ -303,7 +304,7 @@ class SavedRun:
     load_extra: LoadExtra = None
 
     @classmethod
-    def read(cls, opened: OpenCheckpoint, run: State, *, weights_only: bool) -> SavedRun:
+    def of_checkpoint(cls, opened: OpenCheckpoint, run: State, *, weights_only: bool) -> SavedRun:
         """Read what a checkpoint contains, or only what the model's weights need; of the weights, only the shapes.
 
         What is read is compared with its checksums, so that nothing depends on the files afterwards. Of tensors that
@@ -315,18 +316,18 @@ class SavedRun:
         reshard(run.model)
         data = opened.data()
         with _naming_state(opened.path):
-            likes = sharded_like(opened, run.get_model_state_dict(), data) if is_sharded(run.model) else {}
-            others = pop_others(data, weights_only=weights_only)
-            saved = _with_tensors(data, opened, likes, is_part=weights_only)
+            dtensors = sharded_like(opened, run.get_model_state_dict(), data) if is_sharded(run.model) else {}
+            not_needed = pop_not_needed(data, weights_only=weights_only)
+            saved = _with_tensors(data, opened, dtensors, weights_only=weights_only)
             if not isinstance(saved.get("model", {}), dict):
                 raise TypeError("'model' must be a dictionary.")
-            if get_global_rank() and PROCESS in (extra := dictionary(saved.get("extra"))):
+            if get_global_rank() and FIRST_PROCESS in (extra := dictionary(saved.get("extra"))):
                 extra[OWN_PROCESS] = opened.own_process()
         if MODEL in opened.layout.tensors:
             saved["model"] = opened.shapes(MODEL) | saved.get("model", {})
         else:
             saved.pop("model", None)
-        return cls(opened.path, saved, opened, likes.get(MODEL), others)
+        return cls(opened.path, saved, opened, dtensors.get(MODEL), not_needed)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -337,28 +338,28 @@ class SavedRun:
         """Return what was saved beside the state: ``"extra"`` or ``"environment"``."""
         return dictionary(self.data.get(name))
 
-    def ignore(self, keys: IgnoreKeys, parts: Collection[str], *, is_part: bool) -> None:
+    def ignore(self, keys: IgnoreKeys, parts: Collection[str], *, weights_only: bool) -> None:
         """Remove what is ignored, and add its paths, and those of parts that were not saved, to :attr:`ignored`.
 
         Args:
             keys: What is ignored. A function is called with the data of the weights, too.
             parts: The names of all parts of a run.
-            is_part: Whether only the weights are wanted, so that other parts may be missing.
+            weights_only: Whether only the weights are wanted, so that other parts may be missing.
         """
-        not_saved = [name for name in parts if name not in {*self.data, *self.others}]
+        not_saved = [name for name in parts if name not in {*self.data, *self.not_needed}]
         if callable(keys):
             self.read_weights()
             ignored = remove_ignored(self.data, keys)
         else:
             ignored = (*remove_ignored(self.data, keys), *remove_ignored(dict.fromkeys(not_saved), keys))
-            if keys and not ignored and not remove_ignored({**self.others}, keys):
+            if keys and not ignored and not remove_ignored({**self.not_needed}, keys):
                 warnings.warn(
                     f"{without_secret_urls(self.path)} holds nothing that ignore_keys={keys!r} would leave out. Its "
-                    f"parts are {', '.join((*self.data, *self.others))}; a pattern is such as 'model/head.*', "
+                    f"parts are {', '.join((*self.data, *self.not_needed))}; a pattern is such as 'model/head.*', "
                     "'optimizers/*' or 'algorithms/EMA'.",
                     stacklevel=caller_level(),
                 )
-        not_saved = [name for name in not_saved if name not in ignored and not is_part]
+        not_saved = [name for name in not_saved if name not in ignored and not weights_only]
         self.ignored += (*ignored, *not_saved)
         if not_saved and not self.warnings:  # of a file of MosaicML Composer, there is a warning already
             without = f"{self.path} was saved without {', '.join(not_saved)}"
@@ -401,7 +402,7 @@ class SavedRun:
         if self.opened is not None and "model" in self.data:
             model = self.data["model"]
             names = {name for name, one in model.items() if isinstance(one, Tensor) and one.is_meta}
-            self.data["model"] = model | self.opened.tensors(MODEL, self.likes, names)
+            self.data["model"] = model | self.opened.tensors(MODEL, self.dtensors, names)
 
 
 class Source(os.PathLike[str]):
@@ -422,13 +423,13 @@ class Source(os.PathLike[str]):
 
 
 def _with_tensors(
-    data: dict[str, Any], opened: OpenCheckpoint, likes: Mapping[str, Mapping[str, Tensor]], *, is_part: bool
+    data: dict[str, Any], opened: OpenCheckpoint, dtensors: Mapping[str, Mapping[str, Tensor]], *, weights_only: bool
 ) -> dict[str, Any]:
     """Return data with the tensors that it refers to, other than weights; all of the checkpoint, or of a part of it."""
     listed = opened.shapes(EXTRA) | opened.shapes(OPTIMIZERS)
-    names = listed.keys() & references(data).keys() if is_part else listed.keys()
+    names = listed.keys() & references(data).keys() if weights_only else listed.keys()
     join_tensors(data, {name: listed[name] for name in names})  # the names are checked before anything is read
-    extra, optimizers = (opened.tensors(kind, likes.get(kind), names) for kind in (EXTRA, OPTIMIZERS))
+    extra, optimizers = (opened.tensors(kind, dtensors.get(kind), names) for kind in (EXTRA, OPTIMIZERS))
     return dict(join_tensors(data, extra | optimizers))
 
 

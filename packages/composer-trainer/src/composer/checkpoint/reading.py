@@ -163,13 +163,13 @@ class OpenCheckpoint:
 
     @torch.no_grad()
     def tensors(
-        self, kind: str, likes: Mapping[str, Tensor] | None = None, names: Collection[str] | None = None
+        self, kind: str, dtensors: Mapping[str, Tensor] | None = None, names: Collection[str] | None = None
     ) -> dict[str, Tensor]:
         """Return the tensors of a kind, each complete or, where a DTensor is given, as a DTensor of its placements.
 
         Args:
             kind: The kind of file, ``"model.safetensors"``.
-            likes: DTensors by the names of tensors, of which only the own region is read; see :func:`sharded_like`.
+            dtensors: DTensors by the names of tensors, of which only the own region is read; see :func:`sharded_like`.
             names: The tensors to read; all if None.
 
         Raises:
@@ -177,9 +177,9 @@ class OpenCheckpoint:
                 memory.
         """
         known: KnownRegions = {}
-        likes, of_kind = likes or {}, self.layout.tensors.get(kind, {})
+        dtensors, of_kind = dtensors or {}, self.layout.tensors.get(kind, {})
         of_kind = {name: one for name, one in of_kind.items() if names is None or name in names}
-        regions = {name: _region_needed(one, likes.get(name), known) for name, one in of_kind.items()}
+        regions = {name: _region_needed(one, dtensors.get(name), known) for name, one in of_kind.items()}
         targets = self._allocate(of_kind, regions)
         needed: dict[int, list[tuple[Cell, str]]] = defaultdict(list)
         for name, target in targets.items():
@@ -196,7 +196,7 @@ class OpenCheckpoint:
                 for cell, tensor in sorted(of_file):  # by position
                     _read_cell(blocks, targets[tensor], regions[tensor], cell)
                 blocks.finish()
-        return {name: _placed(target, of_kind[name], likes.get(name)) for name, target in targets.items()}
+        return {name: _placed(target, of_kind[name], dtensors.get(name)) for name, target in targets.items()}
 
     def _allocate(self, layouts: Mapping[str, TensorLayout], regions: Mapping[str, Region]) -> dict[str, Tensor]:
         """Return memory for regions of tensors, which a damaged layout could otherwise request without limit."""
@@ -236,11 +236,11 @@ def _read_file(folder: Folder, name: str, file: str, size: int) -> bytes:
     return bytes(content)
 
 
-def _region_needed(one: TensorLayout, like: Any, known: KnownRegions) -> Region:
+def _region_needed(one: TensorLayout, dtensor: Any, known: KnownRegions) -> Region:
     """Return the region of a tensor that this process needs: of a DTensor its own, else all of it."""
-    if like is None:
+    if dtensor is None:
         return Region.of(one.shape)
-    return region_here(like, known) or Region.of(like.to_local().shape)
+    return region_here(dtensor, known) or Region.of(dtensor.to_local().shape)
 
 
 class _Blocks:
@@ -317,19 +317,19 @@ def _read_cell(blocks: _Blocks, target: Tensor, region: Region, cell: Cell) -> N
     target[inside].copy_(rows[(slice(None), *columns)])
 
 
-def _placed(target: Tensor, one: TensorLayout, like: Any) -> Tensor:
+def _placed(target: Tensor, one: TensorLayout, dtensor: Any) -> Tensor:
     """Return a tensor of which this process has read ``target``, with the strides, device and placements it needs."""
-    if like is None:
+    if dtensor is None:
         if one.strides is None:
             return target
         return torch.empty_strided(one.shape, one.strides, dtype=target.dtype, device="cpu").copy_(target)
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
-    local = like.to_local()
+    local = dtensor.to_local()
     if local.device.type != "cpu" or not local.is_contiguous():
         target = torch.empty_like(local, dtype=target.dtype).copy_(target)
     return DTensor.from_local(
-        target, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        target, dtensor.device_mesh, dtensor.placements, run_check=False, shape=dtensor.shape, stride=dtensor.stride()
     )
 
 
@@ -380,7 +380,7 @@ def sharded_like(
     weight_of |= {name: name for name in sharded}
     kinds = opened.layout.tensors
     was_sharded = any(one.placements is not None for of_kind in kinds.values() for one in of_kind.values())
-    likes: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
+    dtensors: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
     for kind, of_kind in kinds.items():
         for name, one in of_kind.items():
             weight: Any = sharded.get(weight_of.get(name, ""))
@@ -388,10 +388,10 @@ def sharded_like(
             if weight is None or not has_shards:
                 continue
             if one.shape == [*weight.shape]:
-                likes[kind][name] = weight
+                dtensors[kind][name] = weight
             elif one.placements is not None:
-                likes[kind][name] = _of_other_shape(name, one, weight, opened.path)
-    return likes
+                dtensors[kind][name] = _of_other_shape(name, one, weight, opened.path)
+    return dtensors
 
 
 def _of_other_shape(name: str, one: TensorLayout, weight: Any, path: str) -> Tensor:

@@ -32,10 +32,10 @@ from composer.checkpoint.errors import NOT_SAVED, CheckpointError, CheckpointSav
 from composer.checkpoint.folders import Folder, open_folder, split_path
 from composer.checkpoint.layout import (
     Described,
+    FilesOfProcess,
     KeptMemory,
     Layout,
     TensorFile,
-    Writes,
     describe_tensors,
     pack_files,
     plan_files,
@@ -181,7 +181,7 @@ def take_snapshot(
         folder: Where it will be written.
         name: The checkpoint's name there.
         extra: More to save, by name: plain data and tensors, such as the position in the data. What belongs to the
-            first process is named :data:`~composer.checkpoint.contents.PROCESS`, and to another ``OWN_PROCESS``.
+            first process is named :data:`~composer.checkpoint.contents.FIRST_PROCESS`, and to another ``OWN_PROCESS``.
         weights_only: Whether to save only the weights that the model is evaluated with, and what describes them.
         ignore_keys: What not to save.
         copy: Whether the run may change before the snapshot is written.
@@ -206,20 +206,21 @@ def take_snapshot(
             data: dict[str, Any] = {}
             tensors: dict[str, dict[str, Tensor]] = {}
             metadata: dict[str, dict[str, str]] = {}
+            own_files: FilesOfProcess = {}
             if is_first or shards:
                 data, tensors = contents_of(state, extra if is_first else None, ignore_keys, weights_only=weights_only)
             described = describe_tensors(tensors, is_first=is_first)
             if not is_first and extra and OWN_PROCESS in extra:
                 file = process_file(writers.rank, writers.world_size)
                 metadata[file], tensors[PROCESS_FILES] = split_process(extra[OWN_PROCESS])
-        layout, writes = writers.plan(described, are_shards=shards)
-        for file in metadata:
-            writes = writes | {file: [*tensors[PROCESS_FILES]]}
+                own_files = {file: [*tensors[PROCESS_FILES]]}
+        layout, files = writers.plan(described, are_shards=shards)
+        files = files | own_files
         contents: dict[str, list[memoryview]] | Exception
         try:
             # Evaluation weights are in the model only within the block, and are copied in any case.
             copy = copy or has_other_weights
-            contents = pack_files(tensors, writes, copy=copy, memory=memory, metadata=metadata, headers=writers.headers)
+            contents = pack_files(tensors, files, copy=copy, memory=memory, metadata=metadata, headers=writers.headers)
         except Exception as error:
             if writers.is_alone:
                 raise
@@ -494,9 +495,9 @@ class Writers:
         self.saves = 0
         self.headers: dict[str, bytes] = {}
         self._described: Described | None = None
-        self._planned: tuple[Layout, Writes] = (Layout({}, {}), {})
+        self._planned: tuple[Layout, FilesOfProcess] = (Layout({}, {}), {})
 
-    def plan(self, described: Described, *, are_shards: bool) -> tuple[Layout, Writes]:
+    def plan(self, described: Described, *, are_shards: bool) -> tuple[Layout, FilesOfProcess]:
         """Return the layout, and which tensors this process writes to which file; all processes have to call it.
 
         The plan is made once for a run. A new one is made, from the regions of all processes, only if those of one have
@@ -505,9 +506,9 @@ class Writers:
         self.saves += 1
         has_changed = described != self._described
         if any_rank(has_changed) if are_shards else has_changed:
-            layout, writes = plan_files(all_gather_object(described) if are_shards else [described])
+            layout, files_of = plan_files(all_gather_object(described) if are_shards else [described])
             self.headers = {}
-            self._described, self._planned = described, (layout, writes[self.rank if are_shards else 0])
+            self._described, self._planned = described, (layout, files_of[self.rank if are_shards else 0])
         return self._planned
 
     def send(self, key: str, message: Message) -> None:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
     from composer.core.step import Microbatch
 
+STOP_CALLED, STOP_SIGNAL = 1, 2
+"""Why a process asks all to stop after a batch: ``stop_training`` was called, or it has received a signal."""
+
 
 @attrs.define
 class BatchShare:
@@ -48,7 +51,7 @@ class BatchShare:
         elements: Number of elements that the loss is the mean of, as the host counts them; samples by default.
         microbatches: Number of microbatches.
         seconds: Time since the last batch.
-        stop: Whether to stop after this batch: 1 if ``stop_training`` was called, 2 after a signal, else 0.
+        stop: Why all have to stop after this batch: ``STOP_CALLED`` or ``STOP_SIGNAL``; 0 if they do not.
         on_device: Whether the model counts the elements, on the device.
 
     Example:
@@ -122,7 +125,7 @@ class BatchWeights:
 
     Args:
         own: The counts of this process.
-        usual: The number of elements in nearly all batches of each process; None if it is not known.
+        usual_elements: The number of elements in nearly all batches of each process; None if it is not known.
         exchange: Receives the counts of all processes; None if there is only this one, or in a trial.
 
     Example:
@@ -131,10 +134,12 @@ class BatchWeights:
         1.0
     """
 
-    __slots__ = ("_data_size", "_exchange", "_is_exact", "_totals", "_usual", "_was_on_device", "own")
+    __slots__ = ("_data_size", "_exchange", "_is_exact", "_totals", "_usual_elements", "_was_on_device", "own")
 
-    def __init__(self, own: BatchShare, usual: int | None = None, exchange: CountExchange | None = None) -> None:
-        self.own, self._usual, self._exchange = own, usual, exchange
+    def __init__(
+        self, own: BatchShare, usual_elements: int | None = None, exchange: CountExchange | None = None
+    ) -> None:
+        self.own, self._usual_elements, self._exchange = own, usual_elements, exchange
         self._totals: GlobalBatch | None = None
         self._data_size = 1 if exchange is None else exchange.data_size
         self._is_exact = self._data_size == 1  # whether the weights need no correction
@@ -167,7 +172,7 @@ class BatchWeights:
         """
         if self._data_size == 1:
             return 1.0
-        usual, own = self._usual, self.own.elements
+        usual, own = self._usual_elements, self.own.elements
         return own * self._data_size / self.totals().elements if usual is None else own / usual
 
     def correction(self) -> float:
@@ -176,9 +181,9 @@ class BatchWeights:
         Raises:
             ValueError: As :meth:`totals`.
         """
-        if self._usual is None or self._is_exact:
+        if self._usual_elements is None or self._is_exact:
             return 1.0
-        return self._usual * self._data_size / self.totals().elements
+        return self._usual_elements * self._data_size / self.totals().elements
 
     def weigh(
         self, microbatches: Sequence[Microbatch], elements: Sequence[Tensor] | None, device: torch.device

@@ -148,17 +148,17 @@ class Parallelism:
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def exchange_counts(self, own: BatchShare, *, usual: int | None = None) -> BatchWeights:
+    def exchange_counts(self, own: BatchShare, *, usual_elements: int | None = None) -> BatchWeights:
         """Start exchanging the counts of this process's share of a batch, and return the weights of its losses.
 
         Args:
             own: The counts of this process; its ``seconds`` are those since the last call.
-            usual: The number of elements in nearly all batches of each process, the same in all of them. The weight
-                of a loss is then known without waiting for other processes, and :meth:`complete_gradients` corrects all
-                gradients of other batches.
+            usual_elements: The number of elements in nearly all batches of each process, the same in all of them. The
+                weight of a loss is then known without waiting for other processes, and :meth:`complete_gradients`
+                corrects all gradients of other batches.
         """
         exchange = None if self.is_trial else self._exchange
-        weights = BatchWeights(own, usual, exchange)
+        weights = BatchWeights(own, usual_elements, exchange)
         if exchange is not None:
             exchange.send(own)
         return weights

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import torch
 
-from composer.checkpoint.contents import OWN_PROCESS, PROCESS, SavedObjects, SavedPlace
+from composer.checkpoint.contents import FIRST_PROCESS, OWN_PROCESS, SavedObjects, SavedPlace
 from composer.checkpoint.manifest import dictionary
 from composer.core import State, Timestamp
 from composer.core.saving import saved_state
@@ -222,7 +222,7 @@ class ComposerFile:
             "clock_before": clock.state_dict(),  # the file has none
             "interrupted": {},
             "microbatch_size": None,
-            PROCESS: {**each, "rng": rng[0]},
+            FIRST_PROCESS: {**each, "rng": rng[0]},
             OWN_PROCESS: {**each, "rng": rng[get_global_rank()]} if 0 < get_global_rank() < len(rng) else None,
             "skipped_steps": torch.zeros((), dtype=torch.int64),
             "tensor_parallel": 1,

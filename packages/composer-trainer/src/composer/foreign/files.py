@@ -68,7 +68,7 @@ class ForeignFile(Source):
         if weights_only:
             data = composer.model(names, averaged=True)
             others = {name: part for name, part in composer.state.items() if name not in data}
-            return SavedRun(self.path, data, others=others, ignored=ignored)
+            return SavedRun(self.path, data, not_needed=others, ignored=ignored)
         data, not_read = composer.to_saved(names, run)
         warning = (
             f"{self.path} is a checkpoint of MosaicML Composer. The training continues from it, but not as it would "

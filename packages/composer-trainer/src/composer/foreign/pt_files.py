@@ -22,12 +22,21 @@ import attrs
 import torch
 import xxhash
 
-from composer.checkpoint.contents import BESIDE_STATE, OWN_PROCESS, PROCESS, pop_others
+from composer.checkpoint.contents import BESIDE_STATE, FIRST_PROCESS, OWN_PROCESS, pop_not_needed
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.folders import Folder, LocalFolder, is_remote, local_path, open_folder, sync_folder
-from composer.checkpoint.layout import join_process
+from composer.checkpoint.layout import join_process, kind_of
 from composer.checkpoint.loading import ONLY_WEIGHTS, SavedRun
-from composer.checkpoint.manifest import EXTRA, MANIFEST, MODEL, OPTIMIZERS, FileRecord, Manifest, dictionary
+from composer.checkpoint.manifest import (
+    EXTRA,
+    MANIFEST,
+    MODEL,
+    OPTIMIZERS,
+    PROCESS_FILES,
+    FileRecord,
+    Manifest,
+    dictionary,
+)  # fmt: skip
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save_in_all_processes
@@ -52,10 +61,10 @@ def content_of(opened: OpenCheckpoint, path: str) -> dict[str, Any]:
     """Return the content of a checkpoint that is or will be at a path: one dictionary of plain data and tensors."""
     run = join_tensors(opened.data(), opened.tensors(EXTRA) | opened.tensors(OPTIMIZERS))
     run["model"] = opened.tensors(MODEL) | run.get("model", {})
-    files = sorted(name for name in opened.manifest.files if name.startswith(PROCESS))
+    files = sorted(name for name in opened.manifest.files if kind_of(name) == PROCESS_FILES)
     others = [join_process(opened.content(file), f"{opened.path}/{file}") for file in files]
     content = to_data({"run": run, "processes": others, "weights_only": opened.manifest.weights_only})
-    first = dictionary(content["run"].get("extra")).get(PROCESS)
+    first = dictionary(content["run"].get("extra")).get(FIRST_PROCESS)
     generators = [one["rng"] for one in (first, *content["processes"]) if "rng" in dictionary(one)]
     parts = _as_composer(content["run"], path)
     state = {name: part if name in _SHARED else _with_tuples(part) for name, part in parts.items()}
@@ -122,11 +131,11 @@ def saved_run(content: Any, path: str, *, weights_only: bool) -> SavedRun | None
         processes = from_data(content["processes"], list[Any], path)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(path, f"is not the state of a checkpoint: {error}") from None
-    others = pop_others(data, weights_only=weights_only)
+    others = pop_not_needed(data, weights_only=weights_only)
     rank, are_as_many = get_global_rank(), len(processes) + 1 == get_world_size()
-    if rank and are_as_many and PROCESS in (extra := dictionary(data.get("extra"))):
+    if rank and are_as_many and FIRST_PROCESS in (extra := dictionary(data.get("extra"))):
         extra[OWN_PROCESS] = processes[rank - 1]
-    return SavedRun(path, data, others=others)
+    return SavedRun(path, data, not_needed=others)
 
 
 @attrs.frozen
@@ -177,6 +186,7 @@ class FileFolder(LocalFolder):
 
     def begin(self, name: str) -> str:
         """Create a temporary folder for the files of a new checkpoint, and return its name."""
+        # Under a name that nothing has: a folder rejects a file that is no checkpoint. `commit` replaces it.
         is_replaced = self._is_file(name) and (self.replaces or self._is_damaged(name))
         return super().begin(f"{name}.new" if is_replaced else name)
 

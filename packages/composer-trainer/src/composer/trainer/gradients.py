@@ -33,6 +33,7 @@ from composer.core.plan import Subscription
 from composer.core.step import Step
 from composer.distributed import BatchShare, BatchWeights, GlobalBatch, get_data_world_size, get_world_size
 from composer.distributed.collectives import all_gather_object
+from composer.distributed.global_batch import STOP_CALLED, STOP_SIGNAL
 from composer.functional.training.batches import count_flattened, warn_of_padding
 from composer.trainer.evaluation.metrics import update_train_metrics
 from composer.trainer.microbatch_search import MicrobatchSearch, what_needs_whole_batch
@@ -65,7 +66,7 @@ class BatchGradients:
         parallel: Runs the model in all processes.
         stopwatch: Measures the time of a batch, which several processes exchange.
         signals: A received one is sent to the other processes.
-        by_tokens: Whether tokens are counted; see :class:`~composer.core.data.elements.Elements`.
+        weighs_by_tokens: Whether tokens are counted; see :class:`~composer.core.data.elements.Elements`.
 
     Attributes:
         step: Runs the events of a batch, and computes the losses and the backward passes.
@@ -81,7 +82,7 @@ class BatchGradients:
     _parallel: Parallelism
     _stopwatch: Stopwatch
     _signals: StopSignals
-    _by_tokens: bool
+    _weighs_by_tokens: bool
 
     def __attrs_post_init__(self) -> None:
         self._state, self._spec = self._engine.state, self._batches.spec
@@ -94,8 +95,8 @@ class BatchGradients:
         if state.auto_microbatching:
             search = MicrobatchSearch(state, parallel, self.step)
             self.compute = lambda: search.compute_gradients(self.num_samples)
-        self._elements = Elements(state.model, self._spec, by_tokens=self._by_tokens)
-        self._usual = self._batches.usual if self._elements.are_usual else None
+        self._elements = Elements(state.model, self._spec, by_tokens=self._weighs_by_tokens)
+        self._usual_elements = self._batches.usual_samples if self._elements.are_usual else None
         self._is_unchecked = True
         self.num_samples = self._counted_samples = 0
         self.share = BatchShare()
@@ -114,8 +115,9 @@ class BatchGradients:
     def set_batch(self, batch: Batch) -> None:
         """Make this the batch of the state: the one that ``batches`` returned last."""
         self.num_samples = self._spec.get_num_samples_in_batch(batch)
-        self._state.batch, self._state.batch_counts = batch, (counts := self._batches.position.last_batch_counts)
-        self._counted_samples = self.num_samples if counts else 0
+        is_counted = self._batches.position.last_batch_is_counted
+        self._state.batch, self._state.batch_counts = batch, is_counted
+        self._counted_samples = self.num_samples if is_counted else 0
 
     def totals(self) -> BatchShare | GlobalBatch:
         """Return the counts of the batch in all processes; those of this one, if it is the only one.
@@ -133,14 +135,14 @@ class BatchGradients:
             parts = split_microbatches(batch, self._spec, size, self._elements.count)
         if self._is_unchecked:
             self._check(parts[0][0], size)
-        is_part = len(parts) > 1 or parallel.is_connected
-        numbers = self._elements_on_device(parts) if is_part else None
+        needs_weights = len(parts) > 1 or parallel.is_connected  # else it has the weight 1
+        numbers = self._elements_on_device(parts) if needs_weights else None
         if self.step.times_computed == 1:  # further computations of the batch have the same counts
             self._count(len(parts), on_device=numbers is not None)
-        microbatches = self._weighted(parts, numbers) if is_part or self._elements.is_sum else parts
+        microbatches = self._weighted(parts, numbers) if needs_weights or self._elements.is_sum else parts
         if len(microbatches) > 1:
             return self._each(microbatches)
-        if is_part:
+        if needs_weights:
             parallel.begin_microbatch(True)  # without a generator in each step
         return microbatches
 
@@ -185,13 +187,14 @@ class BatchGradients:
         # The samples that were read, whose number is the position in the data, also if algorithms have selected none of
         # them and cleared batch_counts; and the tokens that are trained on, as algorithms may have shortened sequences.
         tokens = self._spec.get_num_tokens_in_batch(state.batch) if samples else 0
-        stop = 2 if self._signals.received is not None else int(state.stop_reason is not None)
+        called = 0 if state.stop_reason is None else STOP_CALLED
+        stop = called if self._signals.received is None else STOP_SIGNAL
         self.share = share = BatchShare(samples, tokens, samples, microbatches, stop=stop, on_device=on_device)
         if parallel.is_connected:
             share.elements = self._elements.count(state.batch) if state.batch_counts else 0
             if not parallel.is_trial:  # after the trials the batch begins once more
                 share.seconds = self._stopwatch.elapsed() / 1e6
-            self.weights = parallel.exchange_counts(share, usual=self._usual)
+            self.weights = parallel.exchange_counts(share, usual_elements=self._usual_elements)
 
     def _weighted(self, microbatches: Sequence[Microbatch], elements: list[Tensor] | None) -> Sequence[Microbatch]:
         """Return the microbatches with their weights in the batch of all, equally many in each process if all must."""

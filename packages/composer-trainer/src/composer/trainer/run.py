@@ -22,6 +22,7 @@ import torch
 
 from composer.core import Engine, Event, TimeUnit
 from composer.core.evaluator import enter_training_mode
+from composer.distributed.global_batch import STOP_CALLED, STOP_SIGNAL
 from composer.distributed.samplers import END
 from composer.trainer.evaluation.metrics import log_train_metrics
 from composer.trainer.gradients import BatchGradients
@@ -53,8 +54,8 @@ class Run:
         evaluations: What is evaluated, and how often.
         resume_state: Restores a saved run as the last preparation before the first batch.
         parallel: Runs the model in all processes.
-        weigh_by_tokens: Whether microbatches are weighted by their tokens instead of their samples; a model that counts
-            the elements of its loss is asked first, unless the tokens are counted by a function of the user.
+        weighs_by_tokens: Whether microbatches are weighted by their tokens instead of their samples; a model that
+            counts the elements of its loss is asked first, unless the tokens are counted by a function of the user.
 
     Attributes:
         engine, state, batches, optimization, schedules, resume_state, parallel: As given; ``state`` is the engine's.
@@ -74,7 +75,7 @@ class Run:
     _evaluations: Evaluations
     resume_state: ResumeState
     parallel: Parallelism
-    _weigh_by_tokens: bool = False
+    _weighs_by_tokens: bool = False
 
     def __attrs_post_init__(self) -> None:
         self.state, self.end = self.engine.state, self.engine.state.max_duration
@@ -83,7 +84,7 @@ class Run:
         self._begins_after_end = elapsed is not None and elapsed.value > 1
         self.stopwatch, self.signals = Stopwatch(), StopSignals()
         parts = self.engine, self.batches, self.optimization, self.parallel
-        self.gradients = BatchGradients(*parts, self.stopwatch, self.signals, self._weigh_by_tokens)
+        self.gradients = BatchGradients(*parts, self.stopwatch, self.signals, self._weighs_by_tokens)
         self.step = self.gradients.step
         self._totals: BatchShare | GlobalBatch = self.gradients.share  # of the last batch
         self.losses: Mapping[str, Tensor] = {}
@@ -191,7 +192,7 @@ class Run:
         """Advance the clock and the learning rates by a batch."""
         state, totals = self.state, self._totals
         state.microbatch = -2
-        if totals.stop == 2:  # a signal
+        if totals.stop == STOP_SIGNAL:
             self.signals.is_agreed = True
         # Clocks of several processes must agree: the time of a batch is counted with the next one.
         microseconds = round(totals.seconds * 1e6) if self.parallel.is_connected else self.stopwatch.elapsed()
@@ -199,7 +200,7 @@ class Run:
         state.timestamp = state.timestamp.to_next_batch(totals.samples, totals.tokens, microseconds)
         if self.schedules.every_batch:
             self._step_schedulers(self.schedules.every_batch)
-        if totals.stop == 1 and self.parallel.is_connected:
+        if totals.stop == STOP_CALLED and self.parallel.is_connected:
             end_here(state)
 
     def count_epoch(self) -> None:

@@ -327,17 +327,17 @@ class Trainer(Assembly):
         check_optimizers_of(schedule.schedulers, state.optimizers)
         data, evaluations = self._data.changed(given), self._evaluations.with_changes(given)
         check_labels(evaluations.evaluators, data.label)
-        state_at_start, former_cooldown = copy.copy(state), self._resume_state.cooldown
+        planned, former_cooldown = copy.copy(state), self._resume_state.cooldown
         if reset_time:
-            state_at_start.timestamp, former_cooldown = Timestamp(), None
+            planned.timestamp, former_cooldown = Timestamp(), None
         schedule_in_use, new_cooldown = cooled_down(
-            schedule, state_at_start, cooldown_length, former_cooldown, anywhere=self._dry_run > 0
+            schedule, planned, cooldown_length, former_cooldown, anywhere=self._dry_run > 0
         )
-        end = schedule.end(state_at_start, own_duration) if new_cooldown is None else new_cooldown.end
+        end = schedule.end(planned, own_duration) if new_cooldown is None else new_cooldown.end
         data.prepare(state, self._data)
         self._resume_state.check_data(None if reset_time else data.batches)
-        data.select(state_at_start)
-        schedule_in_use.check_phases(state_at_start, end)
+        data.select(planned)
+        schedule_in_use.check_phases(planned, end)
         # 2. The arguments become the settings in use.
         evaluations.replace(self._evaluations, state)
         batches = self._data.take(data, state)
@@ -345,7 +345,7 @@ class Trainer(Assembly):
             self._set_microbatch_size(device_train_microbatch_size)
         change_precision(state, new_precision)
         if reset_time:
-            state.timestamp = state.previous_timestamp = state_at_start.timestamp
+            state.timestamp = state.previous_timestamp = planned.timestamp
             batches.rewind(epoch=0)
             self._resume_state.forget()
         self._schedule, self._evaluations = schedule, evaluations
@@ -358,7 +358,7 @@ class Trainer(Assembly):
         parts = optimization, schedule_in_use.take_schedulers(state), self._evaluations, self._resume_state
         run = Run(self.engine, batches, *parts, self._parallel, self._compute.weighs_by_tokens)
         reason = self._train(run)
-        steps = int(state.timestamp.batch) - int(state_at_start.timestamp.batch)
+        steps = int(state.timestamp.batch) - int(planned.timestamp.batch)
         return self._result(reason, started_at, steps, run.losses)
 
     def _train(self, run: Run) -> str:

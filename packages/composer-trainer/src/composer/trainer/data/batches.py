@@ -80,11 +80,13 @@ class Batches:
     Attributes:
         position: The place of the next batch, and where the epoch ends.
         place_reader: Reads saved places.
-        usual: The ``DataOrder.usual`` of each of several processes, set by :meth:`agree`; None unless it is the same.
+        usual_samples: The ``DataOrder.usual_samples`` of each of several processes, set by :meth:`agree`; None unless
+            it is the same.
         checks_model: Whether the model still has to be checked on packed rows; None if the first batch shows it.
         _objects_at_start: The states at the start of the epoch of the objects that a resumed run replays. A save within
             the epoch contains them, because a resumed run draws the order again.
-        _batches: The batches from the place on, each with whether it counts; None until the first one is asked for.
+        _batches: The batches from the place on, each with whether it is an own one and no copy; None until the first
+            one is asked for.
 
     Raises:
         ValueError: The loader has no batches.
@@ -119,7 +121,7 @@ class Batches:
                 "train_dataloader has no batches: its data set is empty, or smaller than one batch of all processes "
                 "with drop_last=True."
             )
-        self.usual: int | None = None
+        self.usual_samples: int | None = None
         self.checks_model: bool | None = has_packed_rows(self._loader) or None
         self._objects_at_start = save_objects(self.objects.replayed)
         self._batches: Iterator[tuple[Batch, bool]] | None = None
@@ -147,7 +149,7 @@ class Batches:
                 or only some of them have a known length.
         """
         order, position = self._order, self.position
-        gathered = all_gather_object((order.usual, position.data_end, position.length))
+        gathered = all_gather_object((order.usual_samples, position.data_end, position.length))
         usual, ends, lengths = map(list, zip(*gathered, strict=True))
         is_known = [end is not None for end in ends]
         if any(is_known) and not all(is_known):
@@ -156,7 +158,7 @@ class Batches:
                 f"they are loaded in some of them and not in others, got {is_known} by rank."
             )
         if len({*zip(usual, ends, strict=True)}) == 1 < len(gathered):
-            self.usual = order.usual
+            self.usual_samples = order.usual_samples
         if self._may_end_apart:
             position.announce(None if None in lengths else max(lengths))
         elif len({*lengths}) > 1:
@@ -185,7 +187,7 @@ class Batches:
         position.advance(is_own=is_own)
         if self._may_be_equal:
             self._may_be_equal = False
-            _warn_if_equal(batch if position.last_batch_counts else None)
+            _warn_if_equal(batch if position.last_batch_is_counted else None)
         return batch
 
     def rewind(self, epoch: int | None = None) -> None:
@@ -211,7 +213,7 @@ class Batches:
             order=self._order.fingerprint(position.place),
             loader=self._order.save(in_epoch=position.place > 0),
             objects=self._objects_at_start if position.place else save_objects(self.objects.replayed),
-            has_ended=position.last_is_copy,
+            has_ended=not position.last_is_own,
             as_sampler=self._order.as_sampler,
         )
 
@@ -225,10 +227,10 @@ class Batches:
         self.rewind(saved.epoch)
         objects = {**self.objects.replayed, **self.objects.by_path("loading"), **self.objects.by_path("transforms")}
         create_generators([*saved.objects.generators, *generators], objects, self._load_and_discard)
-        self.rewind(saved.epoch)
+        self.rewind(saved.epoch)  # again, as a discarded batch may have begun it
         self._order.as_sampler = saved.as_sampler
         position = self.position
-        position.move_to(self.place_reader.place_here(saved), is_copy=saved.has_ended)
+        position.move_to(self.place_reader.place_here(saved), is_own=not saved.has_ended)
         self._objects_at_start = saved.objects
         load_objects(saved.objects, self.objects.replayed)
         if position.place:

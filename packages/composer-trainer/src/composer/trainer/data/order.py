@@ -88,7 +88,7 @@ class DataOrder:
         skips: Whether an epoch can start in its middle without loading the batches before.
         saves_itself: Whether the loader saves its own state, so that :meth:`save` and :meth:`load` are of use.
         place_distance: The distance between the places of two batches.
-        usual: The number of samples in nearly all batches of this process; None if it is not known.
+        usual_samples: The number of samples in nearly all batches of this process; None if it is not known.
         global_batch_size: The number of samples in a batch of all processes, if a place is a number of samples;
             otherwise None.
         as_sampler: Whether a ``DistributedSampler`` gives its own order, without the run's seed, as in MosaicML
@@ -98,7 +98,7 @@ class DataOrder:
     skips = True
     saves_itself = False
     place_distance = 1
-    usual: int | None = None
+    usual_samples: int | None = None
     global_batch_size: int | None = None
     as_sampler = False
 
@@ -314,7 +314,7 @@ class _CopiedOrder(DataOrder):
         copied.generator = torch.Generator()
         # With a batch size of 1, a sample is often a complete batch of unknown size, which collate_fn takes out.
         if loader.batch_size is not None and (loader.batch_size > 1 or loader.collate_fn is default_collate):
-            self.usual = loader.batch_size
+            self.usual_samples = loader.batch_size
         draws_nothing = loader.collate_fn in (default_collate, default_convert)
         self._is_plain = draws_nothing and seeding.draws_nothing(loader.dataset)
 

@@ -43,7 +43,7 @@ class EpochPosition:
         length: The number of batches in the epoch, as far as it is known; None if it is not.
         max_batches: The most batches of an epoch, infinite without a subset.
         data_end: The place where the data ends; None while only the loader can show it.
-        last_is_copy: Whether the last batch only kept this process in step with others, as its own have ended.
+        last_is_own: Whether the last batch was one of this process, and no copy that keeps it in step with others.
 
     Example:
         Of 10 samples, each of two processes takes 2 in a batch. Batches begin at the places 0, 4 and 8. The last one
@@ -82,9 +82,9 @@ class EpochPosition:
         self.announced = length
         self.move_to(self.place)
 
-    def move_to(self, place: int, *, is_copy: bool = False) -> None:
-        """Set the place of the next batch, and ``last_is_copy``; an end that was set before is forgotten."""
-        self.place, self.last_is_copy = place, is_copy
+    def move_to(self, place: int, *, is_own: bool = True) -> None:
+        """Set the place of the next batch, and ``last_is_own``; an end that was set before is forgotten."""
+        self.place, self.last_is_own = place, is_own
         self.data_end, self.length = self._order.end(place), self.announced
         if self.data_end is None and self.announced is not None and self.num_batches > self.announced:
             self.length = self.num_batches + 1
@@ -92,7 +92,7 @@ class EpochPosition:
     def advance(self, *, is_own: bool = True) -> None:
         """Move on by a batch; ``is_own`` is False for a copy that only keeps this process in step with others."""
         self.place += self.place_distance
-        self.last_is_copy = not is_own
+        self.last_is_own = is_own
         if self.data_end is None and self.announced is not None and self.num_batches > self.announced:
             self.length = self.num_batches + 1
             self._warn_of_length("more")
@@ -133,10 +133,10 @@ class EpochPosition:
         return place >= self.max_batches * self.place_distance or (end is not None and place >= end)
 
     @property
-    def last_batch_counts(self) -> bool:
+    def last_batch_is_counted(self) -> bool:
         """Whether the last batch has a sample that no other process counts; else its weight is 0."""
         first = self.place - self.place_distance + self._rank  # the first sample of this process in the batch
-        return not self.last_is_copy and (self.data_end is None or first < self.data_end)
+        return self.last_is_own and (self.data_end is None or first < self.data_end)
 
 
 class PlaceReader:

@@ -30,7 +30,7 @@ import torch
 from attrs.validators import ge, optional
 from torch import Tensor, nn
 
-from composer.checkpoint.contents import OWN_PROCESS, PROCESS, SavedObjects, SavedPlace
+from composer.checkpoint.contents import FIRST_PROCESS, OWN_PROCESS, SavedObjects, SavedPlace
 from composer.checkpoint.errors import CheckpointMismatchError
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Event, Timestamp
@@ -236,11 +236,11 @@ class ResumeState:
 
         Before :meth:`begin` they are those that were loaded; of another number of processes, that of the first one.
         """
-        key = OWN_PROCESS if get_global_rank() else PROCESS
+        key = OWN_PROCESS if get_global_rank() else FIRST_PROCESS
         if self._loaded is not None:
             loaded = self._loaded.saved
             values = {field.name: getattr(loaded, field.name) for field in attrs.fields(_Saved)}
-            own, first = values.pop(OWN_PROCESS), values.pop(PROCESS)
+            own, first = values.pop(OWN_PROCESS), values.pop(FIRST_PROCESS)
             return values | {key: own or first}
         state, batches = self._state, self._data.batches
         of_process = _OfProcess(
@@ -289,7 +289,7 @@ class ResumeState:
         end = self._state.max_duration
         return end is not None and self._state.has_reached(end)
 
-    def read(self, saved: Mapping[str, Any], ignored: Collection[str], path: str) -> tuple[list[str], LoadExtra]:
+    def compare(self, saved: Mapping[str, Any], ignored: Collection[str], path: str) -> tuple[list[str], LoadExtra]:
         """Return the problems of saved data, none if a run can continue from it; and :meth:`restore_run` with it.
 
         Args:

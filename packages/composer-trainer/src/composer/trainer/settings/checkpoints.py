@@ -96,16 +96,16 @@ class Loading:
             engine.logger.load_state_dict({})
             newest = self._find_newest(folder, state)
         # Rank 0 decides, as a program may know the path there only.
-        path = from_rank_zero(newest if self.path is None or newest is not None else str(self.path))
+        path = from_rank_zero(newest or (None if self.path is None else str(self.path)))
         if path is None:
             return
-        ways: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if newest is None:
             path = path.replace("{run_name}", state.run_name).replace("{rank}", "0")
-            ways = {"weights_only": self.weights_only, "strict_model_weights": self.strict}
-            ways |= {"ignore_keys": self.ignore_keys, "exclude_algorithms": self.exclude_algorithms}
+            options = {"weights_only": self.weights_only, "strict_model_weights": self.strict}
+            options |= {"ignore_keys": self.ignore_keys, "exclude_algorithms": self.exclude_algorithms}
         request = LoadRequest(
-            state, algorithm_passes=passes, logger=engine.logger, read_extra=resume_state.read, **ways
+            state, algorithm_passes=passes, logger=engine.logger, compare_extra=resume_state.compare, **options
         )
         request.load_in_all_processes(agreed_source(latest_in(folder, path)))
         if newest is not None:
