@@ -22,7 +22,8 @@ def make_qwen():
     torch.manual_seed(0)
     text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     text |= {"vocab_size": 64, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": PAD}
-    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    text |= {"rope_parameters": rope, "rope_scaling": rope}  # of Transformers 5 and 4
     vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 2, "mlp_ratio": 2}
     config = Qwen2VLConfig(text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=VIDEO)
     return Qwen2VLForConditionalGeneration(config).double()
