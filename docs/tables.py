@@ -80,12 +80,14 @@ MEETINGS = {
     (Event.INIT, Stage.ARCHITECTURE): (
         "For some. List Factorize after GatedLinearUnits, which replaces complete layers, not factors. Factorize and "
         "BlurPool wrap each other's layers: the names of saved weights depend on the order. List NoOpModel "
-        "last: algorithms after it find nothing to change. For the others it does not matter."
+        "last: algorithms after it find nothing to change. DepthStacking copies what those before it have drawn. For the "
+        "others it does not matter."
     ),
     (Event.INIT, Stage.NORMALIZATION): "No: one changes norms, the other convolutions.",
     (Event.INIT, Stage.PRECISION): "No: group norms, layer norms and the head are different layers.",
     (Event.INIT, Stage.LAYOUT): "No: one changes the format of weights, the other when activations are computed.",
     (Event.AFTER_LOAD, Stage.PRECISION): "No: group norms and layer norms are different layers.",
+    (Event.FIT_START, Stage.ARCHITECTURE): "No: DepthStacking only checks whether the model has blocks.",
     (Event.FIT_START, Stage.AUGMENT): "Yes: images are augmented in the order of the list.",
     (Event.FIT_START, Stage.WEIGHTS): "No: freezing and averaging do not depend on each other.",
     (Event.AFTER_DATALOADER, Stage.RESHAPE): (
@@ -115,6 +117,7 @@ TWICE = {
     "ColOut": "More rows and columns are removed; a dataset's second is left out with a `NoEffectWarning`.",
     "CutMix": "Boxes from two partners are pasted.",
     "Augment": "Each is applied, the last of the list first.",
+    "DepthStacking": "The model grows several times, each at its own time.",
     "CutOut": "More squares are blanked out.",
     "Distillation": "Each adds the loss of its teacher; the first of the list scales that of the second, too.",
     "GradientClipping": "For example by norm and by value; the last of the list clips first.",

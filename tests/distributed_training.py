@@ -16,7 +16,17 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer, distributed
-from composer.algorithms import EMA, SAM, SWA, Augment, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
+from composer.algorithms import (
+    EMA,
+    SAM,
+    SWA,
+    Augment,
+    DepthStacking,
+    GradientClipping,
+    LabelSmoothing,
+    LayerFreezing,
+    MixUp,
+)
 from composer.callbacks import ExportForInferenceCallback
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
@@ -39,6 +49,12 @@ RUNS = {
         "parallelism_config": {"fsdp": {}},
     },
     "freezing": {"algorithms": lambda: [LayerFreezing(0.0, 1.0)]},
+    "growth": {"algorithms": lambda: [DepthStacking("2ba"), EMA("2ba")], "blocks": 2},
+    "fsdp, growth before": {
+        "algorithms": lambda: [DepthStacking(None), EMA("2ba")],
+        "blocks": 2,
+        "parallelism_config": {"fsdp": {}},
+    },
     "class weights, microbatches": {
         "kind": lambda *args, **options: ComposerClassifier(*args, **options, loss_fn=class_weights()),
         "device_train_microbatch_size": 1,
@@ -85,6 +101,9 @@ def make_trainer(**options):
     torch.manual_seed(distributed.get_global_rank())  # each process has different initial weights
     dropout = nn.Dropout(options.pop("dropout", 0.0))
     network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), dropout, nn.Linear(8, 3)).double()
+    if number := options.pop("blocks", 0):
+        blocks = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(number)]
+        network.insert(1, nn.Sequential(*blocks).double())
     kind = options.pop("kind", ComposerClassifier)
     model = kind(network, train_metrics=MulticlassAccuracy(3, average="micro"), num_classes=3)
     algorithms = options.pop("algorithms", list)()

@@ -25,6 +25,7 @@ SETTINGS = {
     "Augment": {"augmentation": ka.RandomAffine(30.0)},
     "ChunkedCrossEntropy": {"head": "module.11", "chunk_size": 2},
     "CutMix": {},
+    "DepthStacking": None,  # for a list of blocks
     "Distillation": {"teacher": Teacher()},
     "EMA": {"half_life": "2ba"},
     "Factorize": {"min_channels": 16, "min_features": 16, "latent_features": 0.25},

@@ -20,6 +20,8 @@ RUNS = [
     "SWA",
     "fsdp, SWA",
     "freezing",
+    "growth",
+    "fsdp, growth before",
     "class weights, microbatches",
     "sum",
     "sum, microbatches",

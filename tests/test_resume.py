@@ -42,6 +42,7 @@ SETTINGS = {
     "Augment": {"augmentation": PIPELINES["geometry"]()},
     "Alibi": {"max_sequence_length": 16},
     "AugMix": {"batch": True},
+    "DepthStacking": {"at": "1ep", "blocks": "model.bert.encoder.layer"},
     "Distillation": {"teacher": Teacher()},
     "ChunkedCrossEntropy": {"head": "module.12", "chunk_size": 2, "z_loss": 0.01},
     "EMA": {"half_life": "3ba"},
@@ -61,7 +62,7 @@ SETTINGS = {
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }
 NAMES = sorted(name for name, kind in vars(al).items() if isinstance(kind, type) and issubclass(kind, Algorithm))
-FOR_TEXT = {"Alibi", "NEFTune", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm", "TokenSelection"}
+FOR_TEXT = {"Alibi", "NEFTune", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm", "TokenSelection", "DepthStacking"}
 STEPS = 9  # of three epochs
 
 

@@ -23,7 +23,8 @@ What the host needs to compute the same:
 - **Loss**: ``case.loss(case.forward(model, batch), batch)``, computed from the logits. Hosts that use the loss that a
   model of Transformers computes itself compare with ``our_weights(case, own_loss=True)``, of a ``HuggingFaceModel``.
 
-NoOpModel has no case: it raises in each host, because the model object of a host cannot be replaced.
+NoOpModel and DepthStacking have no case: they raise in each host, which keeps its model object, and loads
+its checkpoints into the model as the program has made it.
 
 The weights include those for evaluation, with the prefix ``averaged.``, if the algorithm averages them (EMA, SWA).
 """

@@ -94,6 +94,13 @@ def linear(norm=nn.Identity):
     return WithLoss(nn.Sequential(nn.Flatten(), nn.Linear(192, 3), norm(3)))
 
 
+def stack():
+    """Return a transformer of two layers for sequences of three tokens, the channels of an image."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return WithLoss(nn.Sequential(nn.Flatten(2), nn.Linear(64, 8), encoder, nn.Flatten(), nn.Linear(24, 3)))
+
+
 def images(size=8):
     return [(torch.rand(size, 3, 8, 8), torch.randint(3, (size,))) for _ in range(3)]
 
@@ -181,6 +188,7 @@ on_indexed = state(lambda: WithoutIndices(convolutions().network), indexed)
 on_groups = state(lambda: convolutions(nn.GroupNorm(4, 16)), images)
 on_blocks = state(blocks, images)
 on_patches = state(patches, images)
+on_stack = state(stack, images)
 on_masks = state(lambda: WithLoss(nn.Conv2d(3, 1, 1), nn.functional.mse_loss), masks)
 on_text = state(lambda: WithLoss(make_transformer("gpt2")), tokens)
 on_text_with_reference = state(lambda: WithoutReference(make_transformer("gpt2")), tokens_with_reference)
@@ -246,6 +254,14 @@ CASES = {
     "CutMix of masks": Case(new("CutMix", mask_key=1), on_masks),
     "CutMix of losses": Case(new("CutMix", interpolate_loss=True), on_images),
     "CutOut": Case(new("CutOut", num_holes=2), on_images, refused=(("num_holes", -1), ("length", 2))),
+    "DepthStacking": Case(
+        new("DepthStacking", "2ba"),
+        on_stack,
+        make_unfit_state=on_nothing,
+        refused=(("at", "2dur"), ("factor", 1), ("order", "x"), ("blocks", 3), ("zero_layers", 3)),
+    ),
+    "DepthStacking at an epoch": Case(new("DepthStacking", "0.4dur", 3, "interleave"), on_stack),
+    "DepthStacking at construction": Case(new("DepthStacking", None), on_stack, make_unfit_state=on_nothing),
     "Distillation": Case(
         lambda: composer.algorithms.Distillation(Teacher()),
         on_images,

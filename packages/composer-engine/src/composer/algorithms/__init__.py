@@ -10,6 +10,7 @@ from composer.algorithms.chunked_cross_entropy import ChunkedCrossEntropy
 from composer.algorithms.colout import ColOut
 from composer.algorithms.cutmix import CutMix
 from composer.algorithms.cutout import CutOut
+from composer.algorithms.depth_stacking import DepthStacking
 from composer.algorithms.distillation import Distillation
 from composer.algorithms.ema import EMA
 from composer.algorithms.factorize import Factorize
@@ -65,6 +66,7 @@ __all__ = [
     "ColOutTransform",
     "CutMix",
     "CutOut",
+    "DepthStacking",
     "Distillation",
     "Factorize",
     "FusedLayerNorm",

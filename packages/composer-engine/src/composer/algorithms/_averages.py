@@ -102,6 +102,10 @@ class WeightAveraging(Algorithm):
         """Restore the training weights."""
         self._averages.restore()
 
+    def begin_again(self) -> None:
+        """Discard the averages, as the model has got other weights."""
+        self._averages = AveragedWeights(self._averages.owner)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the progress, and the averages, or while these are in the model, the training weights."""
         return {**super().state_dict(), **self._averages.state_dict()}

@@ -91,6 +91,11 @@ class SWA(WeightAveraging):
         if self.schedule_swa_lr and self._first_lrs is not None:
             self._set_learning_rates(state, self._first_lrs)
 
+    def begin_again(self) -> None:
+        """Discard the averages, as the model has got other weights."""
+        super().begin_again()
+        self._num_averaged = 0
+
     def _average(self, event: Event, state: State) -> None:
         if event is Event.FIT_END and self._num_averaged == 1:
             self._warn_of_one_update()

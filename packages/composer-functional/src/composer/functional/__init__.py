@@ -62,6 +62,7 @@ from composer.functional.surgery.alibi import apply_alibi
 from composer.functional.surgery.blurpool import apply_blurpool
 from composer.functional.surgery.channels_last import apply_channels_last
 from composer.functional.surgery.chunked_head import apply_chunked_cross_entropy
+from composer.functional.surgery.depth_stacking import apply_depth_stacking
 from composer.functional.surgery.factorize import apply_factorization
 from composer.functional.surgery.fused_layernorm import apply_fused_layernorm
 from composer.functional.surgery.gated_linear_units import apply_gated_linear_units
@@ -151,6 +152,7 @@ __all__ = [
     "apply_blurpool",
     "apply_channels_last",
     "apply_chunked_cross_entropy",
+    "apply_depth_stacking",
     "apply_factorization",
     "apply_fused_layernorm",
     "apply_gated_linear_units",

@@ -354,7 +354,8 @@ def check_reuse(case: Case) -> None:
     trained = first.save()
     first.engine.run_event(Event.FIT_END)
 
-    at_the_start = {"timestamp": Timestamp().state_dict(), "algorithms": [through_json(new.state_dict())]}
+    states = [through_json(new.state_dict()), *trained["algorithms"][1:]]
+    at_the_start = {"timestamp": Timestamp().state_dict(), "algorithms": states}
     expected = case.train(new, loaded=trained | at_the_start)
     _check_as_new(case, "a training that begins again", first.begin_again, expected)
     first.engine.close()

@@ -11,9 +11,11 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from composer.core.base import rebuild_algorithm
 from composer.core.engine import Engine
 from composer.core.event import Event
 from composer.core.saving.codec import NotSerializableError, join_tensors, split_tensors
+from composer.core.saving.components import settings_to_save
 from composer.core.saving.randomness import derive_seed, preserve_rng_state, seed_globals
 from composer.core.step import Step
 from composer.core.time import Timestamp, TimeUnit
@@ -133,12 +135,19 @@ class Training:
             "model": state.model.state_dict() if isinstance(state.model, nn.Module) else {},
             "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
             "algorithms": [through_json(algorithm.state_dict()) for algorithm in state.algorithms],
+            "added": [
+                {"name": type(one).__name__, "settings": settings_to_save(one)}
+                for one in state.algorithms[len(self.algorithms) :]
+            ],
             "timestamp": state.timestamp.state_dict(),
         }
         return copy.deepcopy(saved)
 
     def _load(self, saved: dict[str, Any]) -> None:
         saved, state = copy.deepcopy(saved), self.state
+        for record in saved["added"]:  # by others in training
+            state.algorithms.append(added := rebuild_algorithm(record))
+            added.apply(Event.INIT, state, self.engine.logger)
         if isinstance(state.model, nn.Module):
             state.model.load_state_dict(saved["model"])
         for optimizer, state_dict in zip(state.optimizers, saved["optimizers"], strict=True):

@@ -37,7 +37,7 @@ class Replacement:
 
     Attributes:
         paths: The module's paths in the model; several if it is shared.
-        old: The class name before.
+        old: The class name before, or of a new module what it copies.
         new: The class name after.
 
     Example:

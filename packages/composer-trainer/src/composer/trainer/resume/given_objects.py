@@ -71,6 +71,8 @@ class GivenObjects:
         self._state, self._data, self._logger = state, data, logger
         self._changes: Changes | None = None
         self._reported = set[str]()
+        # An algorithm that another one adds in training stands for a change to the model, and is saved.
+        state.on_components_change(self.watch)
 
     def save(self) -> SavedObjects:
         """Return the states of the objects that are saved here."""
@@ -91,9 +93,8 @@ class GivenObjects:
 
     def report_changes(self) -> None:
         """Warn, once for each, about changed attributes that are not saved."""
-        if self._changes is None or get_global_rank():
-            return
-        if changed := [path for path in self._changes.names() if path not in self._reported]:
+        names = [] if self._changes is None or get_global_rank() else self._changes.names()
+        if changed := [path for path in names if path not in self._reported]:
             self._reported.update(changed)
             warnings.warn(
                 "A run that is resumed from this checkpoint may differ from one that is not interrupted, because these "
