@@ -80,8 +80,8 @@ MEETINGS = {
     (Event.INIT, Stage.ARCHITECTURE): (
         "For some. List Factorize after GatedLinearUnits, which replaces complete layers, not factors. Factorize and "
         "BlurPool wrap each other's layers: the names of saved weights depend on the order. List NoOpModel "
-        "last: algorithms after it find nothing to change. DepthStacking copies what those before it have drawn. For the "
-        "others it does not matter."
+        "last: algorithms after it find nothing to change. DepthStacking copies what those before it have drawn. For "
+        "the others it does not matter."
     ),
     (Event.INIT, Stage.NORMALIZATION): "No: one changes norms, the other convolutions.",
     (Event.INIT, Stage.PRECISION): "No: group norms, layer norms and the head are different layers.",
@@ -90,6 +90,9 @@ MEETINGS = {
     (Event.FIT_START, Stage.ARCHITECTURE): "No: DepthStacking only checks whether the model has blocks.",
     (Event.FIT_START, Stage.AUGMENT): "Yes: images are augmented in the order of the list.",
     (Event.FIT_START, Stage.WEIGHTS): "No: freezing and averaging do not depend on each other.",
+    (Event.BATCH_START, Stage.ARCHITECTURE): (
+        "In the batch of the growth. List DepthStacking first, so that the drop rates are those of the new depth."
+    ),
     (Event.AFTER_DATALOADER, Stage.RESHAPE): (
         "Yes, the last of the list runs first. ColOut and ProgressiveResizing: if ColOut is first, it removes rows of "
         "the small image. Alibi and SeqLengthWarmup: if SeqLengthWarmup is first, the model receives sequences of its "
