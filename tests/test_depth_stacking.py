@@ -11,7 +11,7 @@ from composer import Trainer
 from composer import functional as cf
 from composer.algorithms import EMA, SWA, DepthStacking, PostHocEMA
 from composer.checkpoint import CheckpointMismatchError
-from composer.core import AlgorithmConflictError, NoEffectWarning
+from composer.core import AlgorithmConflictError, NoEffectWarning, evaluation_weights
 from composer.core.saving.codec import equal
 from composer.models import ComposerClassifier, HuggingFaceModel
 from composer.optim import LinearScheduler
@@ -169,24 +169,35 @@ class TestGrowth:
         with pytest.raises(NoEffectWarning, match="has not added blocks before the fit ended at 7"):
             run(DepthStacking("7ba"), **settings)
 
-    @pytest.mark.parametrize(
-        ("average", "name"), [(lambda: EMA("3ba"), "EMA"), (lambda: SWA("2ba", "13ba", "1ba"), "SWA")]
-    )
-    def test_averages_begin_again(self, average, name):
-        """Averages are those of a training that begins with the grown model after the same batches."""
-        trainer = run(DepthStacking("14ba"), average())
+    @pytest.mark.parametrize("average", [lambda: EMA("3ba"), lambda: SWA("2ba", "1dur", "1ba")])
+    def test_averages_begin_again(self, average):
+        """Averages of a model that has grown one batch before the end are its last weights."""
+        alone, trainer = run(DepthStacking("14ba")), run(DepthStacking("14ba"), average(), idle="ignore")
 
-        (one,) = (one for one in trainer.state.algorithms if type(one).__name__ == name)
-        averaged = one.state_dict().get("averaged_weights")
-        current = trainer.state.get_model_state_dict()
-        if name == "EMA":  # after one batch, it is the weights
-            assert averaged.keys() == current.keys()
-            assert all(torch.equal(averaged[key], current[key]) for key in current)
+        with evaluation_weights(trainer.state):
+            assert torch.equal(weights(trainer), weights(alone))
 
     def test_snapshots_of_two_sizes_conflict(self, tmp_path):
         """PostHocEMA, whose snapshots would have other weights, is refused before the training begins."""
         with pytest.raises(AlgorithmConflictError, match="use EMA, which begins again"):
             run(DepthStacking("7ba"), PostHocEMA(str(tmp_path), "2ba"))
+
+    def test_a_sharded_model(self):
+        """A model that FSDP2 has split is refused before the first batch, and one that grows at construction trains."""
+        batches = []
+        options = {"parallelism_config": {"fsdp": {}}, "max_duration": "2ba"}
+
+        def make():
+            model, data = plain()
+            model.register_forward_hook(lambda *_: batches.append(1))
+            return model, data
+
+        with pytest.raises(ValueError, match="must not be sharded yet"):
+            run(DepthStacking("1ba"), make=make, **options)
+        assert not batches
+        grown = run(DepthStacking(None), make=make, **options)
+        assert len(grown.state.model.module[1]) == 4
+        assert batches
 
     def test_a_model_without_blocks(self):
         """A wrong name is an error, and a model without blocks a warning, before the first batch."""
