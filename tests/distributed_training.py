@@ -49,9 +49,9 @@ RUNS = {
         "parallelism_config": {"fsdp": {}},
     },
     "freezing": {"algorithms": lambda: [LayerFreezing(0.0, 1.0)]},
-    "growth": {"algorithms": lambda: [DepthStacking("2ba"), EMA("2ba")], "blocks": 2},
+    "growth": {"algorithms": lambda: [DepthStacking("1ep", blocks="module.1"), EMA("2ba")], "blocks": 2},
     "fsdp, growth before": {
-        "algorithms": lambda: [DepthStacking(None), EMA("2ba")],
+        "algorithms": lambda: [DepthStacking(None, blocks="module.1"), EMA("2ba")],
         "blocks": 2,
         "parallelism_config": {"fsdp": {}},
     },

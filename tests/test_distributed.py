@@ -80,6 +80,7 @@ class TestTwoProcesses:
         """All runs of the program are tested, and different runs have different weights."""
         assert [name for name in alone if name != "augmented"] == RUNS
         assert alone["freezing"]["weights"] != alone["ddp"]["weights"] != alone["algorithms"]["weights"]
+        assert len(alone["growth"]["weights"]) == len(alone["ddp"]["weights"]) + 4 * 144
 
     def test_one_stops_all(self, together):
         """After a SIGTERM to one process in the third batch, both stop before the evaluation that follows."""

@@ -45,7 +45,7 @@ class DepthStacking(ModelSurgery):
         at: When the model grows: a time, such as ``"0.2dur"``; an int is a number of batches. None is at construction.
         factor: How many times as many blocks the model has afterwards.
         order: ``"stack"`` repeats all blocks, ``"interleave"`` each block.
-        blocks: The path of the list of blocks in the model; found if None.
+        blocks: The path of the list of blocks in the model; if None, found by their class.
         zero_layers: The names, within a block, of the layers that are 0 in the copies, so that outputs do not change.
 
     Raises:

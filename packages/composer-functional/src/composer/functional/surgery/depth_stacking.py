@@ -48,7 +48,8 @@ def apply_depth_stacking(
         model: The model; **changed in place**.
         factor: How many times as many blocks the model has afterwards, at least 2.
         order: ``"stack"`` or ``"interleave"``.
-        blocks: The path of the list of blocks, such as ``"model.layers"``; found if None.
+        blocks: The path of the list of blocks, such as ``"model.layers"``; if None, that of the modules that occur
+            several times in one list, without lists of lists.
         zero_layers: The names, within a block, of the layers that are 0 in the copies.
         optimizers: Optimizers of the model, which keep their state by parameter.
 
@@ -61,11 +62,11 @@ def apply_depth_stacking(
             several lists, the model is sharded, or it has an encoder and a decoder.
 
     Example:
-        >>> layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(2)))
-        >>> print(apply_depth_stacking(nn.Sequential(nn.Linear(3, 4), layers)))
+        >>> model = nn.Sequential(*(nn.TransformerEncoderLayer(8, 2) for _ in range(2)))
+        >>> print(apply_depth_stacking(model))
         2 modules replaced
-          1.2: copy of 1.0 -> Sequential
-          1.3: copy of 1.1 -> Sequential
+          2: copy of 0 -> TransformerEncoderLayer
+          3: copy of 1 -> TransformerEncoderLayer
     """
     check_whole("factor", factor, 2, "The model has so many times as many blocks.")
     check_choice("order", order, "stack", "interleave")
