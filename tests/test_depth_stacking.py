@@ -129,13 +129,13 @@ class TestResume:
 
 class TestGrowth:
     def test_two_fits(self):
-        """A growth between two calls of fit equals one within a single call, and so does growing the state by hand."""
+        """A growth between two calls of fit equals one within a single call, and so does a call of the function between them."""
         within = run(DepthStacking("7ba"))
         model, data = plain()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         two = run(DepthStacking("7ba"), fits=("7ba", None), idle="ignore")
         loader = DataLoader(data, 4, shuffle=True)
-        by_hand = Trainer(
+        called = Trainer(
             model=model,
             train_dataloader=loader,
             optimizers=optimizer,
@@ -144,13 +144,13 @@ class TestGrowth:
             seed=3,
             progress_bar=False,
         )
-        by_hand.fit(duration="7ba")
+        called.fit(duration="7ba")
         cf.apply_depth_stacking(model, optimizers=optimizer)
         with pytest.warns(UserWarning, match="The learning rate rises"):
-            by_hand.fit()
+            called.fit()
 
-        assert torch.equal(weights(two), weights(by_hand))
-        by_hand.close()
+        assert torch.equal(weights(two), weights(called))
+        called.close()
         assert len(weights(within)) == len(weights(two))
 
     def test_it_differs_from_its_absence(self):
@@ -178,12 +178,12 @@ class TestGrowth:
             assert torch.equal(weights(trainer), weights(alone))
 
     def test_snapshots_of_two_sizes_conflict(self, tmp_path):
-        """PostHocEMA, whose snapshots would have other weights, is refused before the training begins."""
+        """PostHocEMA, whose snapshots would have other weights, raises an error before the training begins."""
         with pytest.raises(AlgorithmConflictError, match="use EMA, which begins again"):
             run(DepthStacking("7ba"), PostHocEMA(str(tmp_path), "2ba"))
 
     def test_a_sharded_model(self):
-        """A model that FSDP2 has split is refused before the first batch, and one that grows at construction trains."""
+        """A model that FSDP2 has split raises an error before the first batch, and one that grows at construction trains."""
         batches = []
         options = {"parallelism_config": {"fsdp": {}}, "max_duration": "2ba"}
 

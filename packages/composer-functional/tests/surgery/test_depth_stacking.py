@@ -102,7 +102,7 @@ def source_name(name, path, sources):
     return re.sub(rf"^{re.escape(path)}\.(\d+)\.", lambda found: f"{path}.{sources[int(found[1])]}.", name)
 
 
-def grown_by_hand(kind, model, optimizer, sources):
+def reference_model(kind, model, optimizer, sources):
     """Return a deep model of the library's own constructor and an AdamW, with all values written by name."""
     make, path, _ = MODELS[kind]
     deep, state = make(len(sources)), model.state_dict()
@@ -128,10 +128,10 @@ def grown_by_hand(kind, model, optimizer, sources):
 class TestApplyDepthStacking:
     @each_model
     @pytest.mark.parametrize(("order", "sources"), [("stack", [0, 1, 0, 1]), ("interleave", [0, 0, 1, 1])])
-    def test_growth_by_hand(self, kind, order, sources):
+    def test_reference(self, kind, order, sources):
         """Outputs and five further steps equal those of a deep model with values written by name, bit for bit."""
         model, optimizer = trained(kind)
-        deep, again = grown_by_hand(kind, model, optimizer, sources)
+        deep, again = reference_model(kind, model, optimizer, sources)
 
         report = cf.apply_depth_stacking(model, order=order, optimizers=optimizer)
 

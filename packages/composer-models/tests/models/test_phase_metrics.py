@@ -50,5 +50,5 @@ def test_metric_set_later():
 )
 def test_non_metric_raises(value, got):
     """The error states the value and the argument."""
-    with pytest.raises(TypeError, match=f"val_metrics must be a torchmetrics Metric, .* got {got}"):
+    with pytest.raises(TypeError, match=f"val_metrics must be a torchmetrics Metric, .* got {got}.*Import them"):
         as_collection(value, "val_metrics")

@@ -112,6 +112,11 @@ class TestMode:
         """A loss is better if it is smaller."""
         assert study({}, metric="loss/train/total", seeds=1).settings.mode == "min"
 
+    def test_without_a_metric(self, problem, tmp_path):
+        """The error lists the metrics of the model."""
+        with pytest.raises(ValueError, match=r"metric must be a metric of the model \(.*eval/Accuracy.*got ''"):
+            ablate(problem.make_trainer, {}, seeds=1, folder=tmp_path, progress_bar=False)
+
     def test_a_metric_that_declares_nothing(self, study, problem):
         """The caller has to give it; a study that is continued reads it from its results."""
 

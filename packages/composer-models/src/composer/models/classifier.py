@@ -47,7 +47,8 @@ class ComposerClassifier(PairModel):
 
     A module for two classes may return one score ``(N, 1, ...)`` or ``(N,)``, the logit of class 1. Then the default
     loss is the binary cross entropy, of class ids or of probabilities of class 1 in the shape of the scores, and the
-    default metrics are as above. With the default loss, LabelSmoothing smooths class ids. MixUp and CutMix blend
+    default metrics are as above, with these names, as in MosaicML Composer: the accuracy of two classes is the binary
+    one. With the default loss, LabelSmoothing smooths class ids. MixUp and CutMix blend
     probabilities of class 1 in floating point; for class ids they need ``interpolate_loss=True``, or two scores, as of
     ``nn.Linear(..., 2)``.
 

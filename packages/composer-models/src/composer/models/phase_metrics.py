@@ -121,7 +121,8 @@ def as_collection(metrics: Metrics | nn.ModuleDict, name: str) -> MetricCollecti
     ):
         got = [type(each).__name__ for each in values] if isinstance(values, (list, tuple)) else type(metrics).__name__
         raise TypeError(
-            f"{name} must be a torchmetrics Metric, a MetricCollection, or a list or dict of metrics, got {got}."
+            f"{name} must be a torchmetrics Metric, a MetricCollection, or a list or dict of metrics, got {got}. "
+            "Import them, such as torchmetrics.classification.MulticlassAccuracy(num_classes)."
         )
     # Compute groups share state if updated together; a trainer updates each metric separately.
     return MetricCollection(dict(several) if isinstance(several, Mapping) else list(values), compute_groups=False)

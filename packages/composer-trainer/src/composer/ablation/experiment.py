@@ -36,7 +36,7 @@ def ablate(
     make_trainer: Callable[..., Trainer],
     algorithms: Mapping[str, Callable[[], Algorithm] | Mapping[str, Any]],
     *,
-    metric: str,
+    metric: str = "",
     mode: str | None = None,
     arms: Sequence[str | Sequence[str]] = ("baseline", "each", "all"),
     seeds: int | Sequence[int] = 5,
@@ -64,7 +64,8 @@ def ablate(
         algorithms: Functions that construct the algorithms, by their names in the table: a class or a lambda. A
             dictionary stands for a method that is no algorithm: further arguments of ``make_trainer``, such as
             ``{"optimizer": "muon"}``.
-        metric: The metric, as it is logged: ``"eval/MulticlassAccuracy"``, ``"loss/train/total"``, …
+        metric: The metric, as it is logged: ``"eval/MulticlassAccuracy"``, ``"loss/train/total"``, … Without it, an
+            error lists those of the model.
         mode: ``"max"`` if larger values are better, else ``"min"``. If None, the metric's ``higher_is_better`` decides;
             a loss is better if it is smaller. A study that is continued keeps its own.
         arms: ``"baseline"`` (no algorithm; always measured), ``"each"`` (one at a time), ``"all"``,

@@ -186,7 +186,7 @@ def _mode(state: State, job: Job) -> str:
     if declared is not None:
         return "max" if declared else "min"
     if job.mode is None:
-        names = [f"{label}/{name}" for label, metrics in known.items() for name in metrics]
+        names = [f"{one}/{name}" for one, own in known.items() for name in own if more_is_better(own, name) is not None]
         hint = "." if metric in names else nearest_metric(metric, names)
         raise StudyError(
             f"metric must be a metric of the model ({', '.join(names) or 'none'}) that declares whether more is better "

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
 
 from composer.algorithms import EMA, BlurPool
 from composer.checkpoint import KeepBest, find_checkpoints
 from composer.loggers import InMemoryLogger
 from composer.trainer.settings.checkpoints import best_by
-from fixtures import make_loader, small_run, trained
+from fixtures import make_classifier, make_loader, small_run, trained
 
 
 class Undirected(Metric):
@@ -127,6 +128,15 @@ def test_bad_value(tmp_path, save_best, message):
     """An unknown metric or label raises at construction, with the known ones."""
     with pytest.raises((TypeError, ValueError), match=message):
         small_run(save_best=save_best, save_folder=str(tmp_path), eval_dataloader=make_loader())
+
+
+def test_a_matrix_is_no_choice():
+    """A metric by which no checkpoint is better than another is not among those of the error."""
+    from composer.metrics import CrossEntropy
+
+    model = make_classifier(val_metrics=[CrossEntropy(), MulticlassConfusionMatrix(3)])
+    with pytest.raises(ValueError, match=r"must be one of \['eval/CrossEntropy'\], got 'eval/x'"):
+        best_by("eval/x", model, ["eval"])
 
 
 def test_mode_follows_the_metric():

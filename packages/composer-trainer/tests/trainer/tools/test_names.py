@@ -23,6 +23,8 @@ class TestConstructor:
             ("fsdp_config", "use parallelism_config="),
             ("deepspeed_config", "use parallelism_config="),
             ("optimizer", "use optimizers."),
+            ("args", "use arguments of the Trainer, such as max_duration"),
+            ("metrics", "use the model, such as ComposerClassifier(..., val_metrics="),
             ("train_dataloder", "did you mean 'train_dataloader'?"),
             ("Max_Duration", "did you mean 'max_duration'?"),
             ("eval_subset_num_batch", "did you mean 'eval_subset_num_batches'?"),

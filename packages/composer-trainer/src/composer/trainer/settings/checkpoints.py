@@ -239,12 +239,12 @@ def best_by(save_best: str | KeepBest | None, model: Any, labels: Collection[str
         )
     label, _, name = save_best.removeprefix("metrics/").partition("/")
     metrics = dict(metrics_of(model, is_train=False).items()) if hasattr(model, "get_metrics") else {}
-    known = [f"{one}/{metric}" for one in labels or [label if name else "eval"] for metric in metrics]
+    choices = [one for one in metrics if more_is_better(metrics, one) is not None]  # not a matrix
+    known = [f"{one}/{metric}" for one in labels or [label if name else "eval"] for metric in choices]
     metric = metrics.get(name) or metrics.get(name.partition("/")[0])
     if metric is None or (labels and label not in labels):
         raise unknown_metric("save_best", save_best, known)
-    declared = more_is_better(metrics, name)
-    if declared is None:
+    if (declared := more_is_better(metrics, name)) is None:
         raise ValueError(
             f"save_best: {type(metric).__name__} does not declare whether more is better: give "
             f"save_best=KeepBest('metrics/{label}/{name}', mode='max') of composer.checkpoint, or mode='min'."
