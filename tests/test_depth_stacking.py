@@ -129,7 +129,7 @@ class TestResume:
 
 class TestGrowth:
     def test_two_fits(self):
-        """A growth between two calls of fit equals one within a single call, and so does a call of the function between them."""
+        """A growth at the second call of fit equals a call of the function between them."""
         within = run(DepthStacking("7ba"))
         model, data = plain()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -80,6 +80,6 @@ def _hint(unknown: str, own: list[str], of_trainer: list[str]) -> str:
         return f"it is replaced by {ours}."
     if unknown in of_trainer:
         return f"give it to the Trainer{close or '.'}"
-    if ours is not None and (not close or ours.split(",")[0] in own):
+    if ours is not None and (not close or ours.startswith("the model") or ours.split(",")[0] in own):
         return f"use {ours}."
     return close.removeprefix("; ")
