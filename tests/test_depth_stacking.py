@@ -183,7 +183,7 @@ class TestGrowth:
             run(DepthStacking("7ba"), PostHocEMA(str(tmp_path), "2ba"))
 
     def test_a_sharded_model(self):
-        """A model that FSDP2 has split raises an error before the first batch, and one that grows at construction trains."""
+        """A model that FSDP2 has split raises an error before the first batch; growth at construction trains."""
         batches = []
         options = {"parallelism_config": {"fsdp": {}}, "max_duration": "2ba"}
 
