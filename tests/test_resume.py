@@ -62,7 +62,8 @@ SETTINGS = {
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }
 NAMES = sorted(name for name, kind in vars(al).items() if isinstance(kind, type) and issubclass(kind, Algorithm))
-FOR_TEXT = {"Alibi", "NEFTune", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm", "TokenSelection", "DepthStacking"}
+FOR_TEXT = {"Alibi", "NEFTune", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm", "TokenSelection"}
+FOR_TEXT |= {"DepthStacking"}
 STEPS = 9  # of three epochs
 
 
