@@ -35,7 +35,7 @@ def apply_depth_stacking(
     ``1 1 2 2 3 3``. Outputs change, unless ``zero_layers`` makes the copies identities: the layers that end the
     residual branches of a block, whose weights and biases are 0 in the copies (arXiv:2401.02415). These are
     ``["self_attn.o_proj", "mlp.down_proj"]`` of Llama, ``["attn.c_proj", "mlp.c_proj"]`` of GPT-2, and
-    ``["self_attn.out_proj", "linear2"]`` of :class:`torch.nn.TransformerEncoderLayer` with ``norm_first=True``.
+    ``["self_attn.out_proj", "linear2"]`` of ``torch.nn.TransformerEncoderLayer`` with ``norm_first=True``.
 
     A copy has its own weights, and what a block shares with the rest of the model, such as a configuration, stays
     shared. The numbers of layers are updated in the configurations of Transformers, with its lists of one entry for
