@@ -15,7 +15,7 @@ from composer.ablation.runs import RUN_VARIABLE
 from composer.ablation.study import Study
 from composer.core.checks import printable
 
-_SETTINGS = ("metric", "mode", "arms", "seeds", "folder", "processes", "target", "clock")
+_SETTINGS = ("metric", "mode", "arms", "seeds", "folder", "processes", "target", "clock", "held_out")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,8 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     run.add_argument("--metric", help="the name of the metric, such as eval/MulticlassAccuracy")
     run.add_argument("--mode", choices=["max", "min"], help="whether larger or smaller values are better")
-    run.add_argument("--arms", nargs="+", help="baseline, each, all, leave_one_out, or names joined by '+'")
+    run.add_argument("--arms", nargs="+", help="baseline, each, all, leave_one_out, greedy, or names joined by '+'")
     run.add_argument("--seeds", type=int, help="the number of seeds")
+    run.add_argument("--held-out", type=int, nargs="+", help="the seeds for the proposal of a greedy search")
     run.add_argument("--folder", help="the folder of the results")
     run.add_argument("--processes", type=int, help="the number of runs at a time")
     run.add_argument("--clock", choices=["wall", "processor"], help="the time to measure")

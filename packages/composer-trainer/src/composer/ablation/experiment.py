@@ -46,6 +46,7 @@ def ablate(
     executor: Executor | None = None,
     progress_bar: bool = True,
     clock: str = "wall",
+    held_out: Sequence[int] | None = None,
 ) -> Study:
     """Measure which algorithms improve a training, and what they cost.
 
@@ -69,7 +70,9 @@ def ablate(
         mode: ``"max"`` if larger values are better, else ``"min"``. If None, the metric's ``higher_is_better`` decides;
             a loss is better if it is smaller. A study that is continued keeps its own.
         arms: ``"baseline"`` (no algorithm; always measured), ``"each"`` (one at a time), ``"all"``,
-            ``"leave_one_out"`` (all but one), or names: ``["mixup", "ema"]``.
+            ``"leave_one_out"`` (all but one), or names: ``["mixup", "ema"]``. ``"greedy"`` searches for the best set:
+            each round trains the set found until then with one more algorithm, and adds the one that improves the mean
+            over the seeds most, until none does. See :attr:`.Study.proposal`.
         seeds: The number of seeds, from 0, or the seeds.
         folder: The folder of the results.
         processes: The number of runs at a time, 1 if None. With more than one, measured times are rough. With an
@@ -80,6 +83,8 @@ def ablate(
         progress_bar: Whether to draw a progress bar.
         clock: ``"wall"``; or ``"processor"`` for the processor time of all threads of a run, which other programs
             disturb less. The work of a GPU is not in it.
+        held_out: For ``"greedy"``: the seeds with which its proposal and the baseline are trained at the end, as the
+            search favours lucky algorithms; by default as many as ``seeds``, behind them. See :attr:`.Study.held_out`.
 
     Returns:
         The study.
@@ -103,7 +108,6 @@ def ablate(
             "under if __name__ == '__main__':, or define its arguments as variables for python -m composer.ablation."
         )
     _check_settings(make_trainer, mode, clock, processes)
-    require_product("scipy", "ablation")
     described = _describe(algorithms)
     chosen = make_arms(arms, list(described))
     _check_arguments(make_trainer, algorithms, chosen)
@@ -121,6 +125,7 @@ def ablate(
         is_rough=not is_alone or (stored is not None and stored.is_rough_for(environment)),
         environment=environment,
         clock=clock,
+        held_out=_to_held_out(held_out, _to_seeds(seeds), arms, stored),
     )
     changed = stored.differences(settings) if stored is not None else []
     if changed:
@@ -147,7 +152,7 @@ def ablate(
     with (
         contextlib.closing(Forks()) as forks,
         ThreadPoolExecutor(width if executor is None else 1) as own,  # starts no thread before it is used
-        tqdm(total=len(wanted), unit="run", desc="ablate", disable=not progress_bar) as bar,
+        tqdm(total=0, unit="run", desc="ablate", disable=not progress_bar) as bar,
     ):
 
         def submit(job: Job) -> Future[Result]:
@@ -156,7 +161,7 @@ def ablate(
         experiment = _Experiment(file, settings, job, submit, bar)
         experiment.begin()
         experiment.run(wanted, width)
-    return Study(experiment.settings, file.results, file.start)
+        return experiment.search(width)
 
 
 def make_arms(arms: Sequence[str | Sequence[str]], names: Sequence[str]) -> list[Arm]:
@@ -174,6 +179,7 @@ def make_arms(arms: Sequence[str | Sequence[str]], names: Sequence[str]) -> list
         "each": [(name,) for name in names],
         "all": [tuple(names)],
         "leave_one_out": [tuple(name for name in names if name != left) for left in names],
+        "greedy": [(name,) for name in names],  # its first round
     }
     found: list[Arm] = [()]
     for one in [arms] if isinstance(arms, str) else arms:
@@ -225,6 +231,7 @@ class _Experiment:
         """Execute the wanted runs without a result, at most ``width`` at a time."""
         done = {(result.arm, result.seed) for result in self._file.results}
         waiting = [one for one in wanted if one not in done]
+        self._bar.total = (self._bar.total or 0) + len(wanted)
         self._bar.update(len(wanted) - len(waiting))
         running: list[Future[Result]] = []
         try:
@@ -244,6 +251,18 @@ class _Experiment:
         finally:
             for future in running:
                 future.cancel()
+
+    def search(self, width: int) -> Study:
+        """Execute what a greedy search needs, and then its proposal with the seeds held out; return the study."""
+        study = Study(self.settings, self._file.results, self._file.start)
+        if not self.settings.held_out:
+            return study
+        while arms := study.next_round()[1]:
+            self.run([(arm, seed) for seed in self.settings.seeds for arm in arms], width)
+            study = Study(self.settings, self._file.results, self._file.start)
+        if study.proposal:
+            self.run([(arm, seed) for seed in self.settings.held_out for arm in ((), study.proposal)], width)
+        return Study(self.settings, self._file.results, self._file.start)
 
     def _start(self, arm: Arm, seed: int) -> Result:
         """Return the start of a run, which is executed once."""
@@ -302,6 +321,7 @@ def _check_settings(make_trainer: Any, mode: str | None, clock: str, processes: 
     check_choice("clock", clock, *CLOCKS)
     if processes is not None:
         check_whole("processes", processes, 1, "It is the number of runs at a time.")
+    require_product("scipy", "ablation")
     try:
         signature = inspect.signature(make_trainer)
         signature.bind([], 0, **({"folder": ""} if "folder" in signature.parameters else {}))
@@ -359,10 +379,33 @@ def _describe(algorithms: Mapping[str, Callable[[], Algorithm] | Mapping[str, An
     return described
 
 
-def _to_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+def _to_seeds(seeds: int | Sequence[int], name: str = "seeds") -> tuple[int, ...]:
     given = tuple(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
     if not isinstance(given, Sequence) or not all(type(seed) is int and 0 <= seed < 2**32 for seed in given):
-        raise TypeError(f"seeds must be a number of seeds or a list of whole numbers below 2**32, got {seeds!r}.")
+        raise TypeError(f"{name} must be a number of seeds or a list of whole numbers below 2**32, got {seeds!r}.")
     if not given or len(set(given)) != len(given):
-        raise ValueError(f"seeds must be at least one, and different from each other, got {seeds!r}.")
+        raise ValueError(f"{name} must be at least one, and different from each other, got {seeds!r}.")
     return tuple(given)
+
+
+def _to_held_out(
+    given: Sequence[int] | None, seeds: Sequence[int], arms: Any, stored: Settings | None
+) -> tuple[int, ...]:
+    """Return the seeds for the proposal of a search: by default the stored ones, or as many as ``seeds``, behind them.
+
+    Raises:
+        ValueError: There is no search, or one has used a seed, which has favoured the arm that it would judge.
+    """
+    used, kept = {*seeds, *(stored.seeds if stored else ())}, stored.held_out if stored else ()
+    if given is None:
+        behind = tuple(range(max(used) + 1, max(used) + 1 + len(seeds)))
+        return () if "greedy" not in arms else behind if {*kept} & used else kept or behind
+    if "greedy" not in arms:
+        raise ValueError(f"held_out is for arms='greedy', whose proposal is measured with it, got arms={arms!r}.")
+    chosen = _to_seeds(given, "held_out")
+    if common := sorted({*chosen} & used):
+        raise ValueError(
+            f"held_out must be seeds that the search does not use, but it has {common}, which have favoured the arm "
+            "that they would judge. Choose other seeds, or another folder."
+        )
+    return chosen

@@ -32,6 +32,7 @@ class Settings(Record):
         is_rough: Whether runs were executed beside each other, which makes their times rough.
         environment: Versions and hardware.
         clock: ``"wall"`` or ``"processor"``: which time is measured.
+        held_out: The seeds with which the proposal of a greedy search is measured; empty for other studies.
     """
 
     metric: str
@@ -42,6 +43,7 @@ class Settings(Record):
     is_rough: bool = False
     environment: dict[str, Any] = attrs.field(factory=dict)
     clock: str = "wall"
+    held_out: tuple[int, ...] = ()
 
     @property
     def sign(self) -> int:
@@ -172,7 +174,8 @@ class ResultsFile:
             try:
                 ((name, data),) = json.loads(line).items()
                 if isinstance(data, dict):  # earlier files lack some of them
-                    data = {**({"clock": "wall"} if name == "settings" else {"warnings": [], "mode": ""}), **data}
+                    added = {"clock": "wall", "held_out": []} if name == "settings" else {"warnings": [], "mode": ""}
+                    data = {**added, **data}
                 value = read(data, kinds[name], place)
                 if name == "result":
                     value.check()

@@ -200,7 +200,10 @@ def _construct(job: Job) -> Trainer:
     seed_all(job.seed)
     chosen = [methods[name] for name in job.arm]
     algorithms = [one() for one in chosen if not isinstance(one, Mapping)]
-    options = {key: value for one in chosen if isinstance(one, Mapping) for key, value in one.items()}
+    given = [one for one in chosen if isinstance(one, Mapping)]
+    options = {key: value for one in given for key, value in one.items()}
+    if sum(map(len, given)) > len(options):
+        raise ValueError(f"{label(job.arm)} has several values of one argument of make_trainer.")
     if "folder" in inspect.signature(make_trainer).parameters:
         options["folder"] = str(job.run_folder)
     trainer = make_trainer(algorithms, job.seed, **options)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.ablation.plot import plot_study
-from composer.ablation.results import Result, ResultsFile, Settings
+from composer.ablation.results import Result, ResultsFile, Settings, label
+from composer.ablation.search import next_round
 from composer.ablation.statistics import Difference, adjusted_p_values, paired_difference, paired_ratio, time_to
-from composer.ablation.table import Row, sentences, to_html, to_markdown, to_string, write_report
+from composer.ablation.table import Row, interval, sentences, to_html, to_markdown, to_string, write_report
 from composer.core.files import write_atomically
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Study:
     """
 
     def __init__(self, settings: Settings, results: Sequence[Result], start: Result | None = None) -> None:
-        self.settings, self.start = settings, start
+        self.settings, self.start, self._given = settings, start, results
         # A result of a seed that is not wanted any more is kept in the file.
         self.results = [result for result in results if result.seed in settings.seeds]
         self._by_arm: dict[tuple[str, ...], dict[int, Result]] = {(): {}}
@@ -102,19 +103,47 @@ class Study:
                 candidates.append((sign * gain.mean, -len(arm), arm))  # of equal ones, that with fewest algorithms
         return max(candidates)[-1] if candidates else ()
 
+    @property
+    def proposal(self) -> tuple[str, ...]:
+        """The names of the algorithms that a greedy search proposes, until now if it is not complete; empty for none.
+
+        The search adds in each round the algorithm that improves the mean over ``settings.seeds`` most, and ends when
+        none improves it. Its own numbers favour lucky algorithms: :attr:`held_out` has those to report.
+        """
+        return self.next_round()[0] if self.settings.held_out else ()
+
+    @property
+    def held_out(self) -> Study | None:
+        """The baseline and the proposal of a greedy search, with the seeds that it has not used; None without one."""
+        proposal = self.proposal
+        if not proposal:
+            return None
+        settings = attrs.evolve(self.settings, seeds=self.settings.held_out, held_out=())
+        return Study(settings, [one for one in self._given if one.arm in {(), proposal}], self.start)
+
+    def next_round(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return the best set that a greedy search has found, and the arms that it needs next; none at its end."""
+        count, sign = len(self.settings.seeds), self.settings.sign
+
+        def mean_of(arm: tuple[str, ...]) -> float | None:
+            values = self.final_values(arm)
+            return sign * statistics.fmean(values.values()) if len(values) == count else None
+
+        return next_round([*self.settings.algorithms], mean_of, lambda arm: len(self._by_arm.get(arm, ())) < count)
+
     def sentences(self) -> list[str]:
         """Return what a reader of the table must know, one sentence each."""
-        return sentences(self.rows, self.settings)
+        return self._about_proposal() + sentences(self.rows, self.settings)
 
     def __str__(self) -> str:
-        return to_string(self.rows, self.settings)
+        return to_string(self.rows, self.settings, self.sentences())
 
     def _repr_html_(self) -> str:  # the method that notebooks call
-        return to_html(self.rows, self.settings)
+        return to_html(self.rows, self.settings, self.sentences())
 
     def to_markdown(self) -> str:
         """Return the table and its sentences in Markdown."""
-        return to_markdown(self.rows, self.settings)
+        return to_markdown(self.rows, self.settings, self.sentences())
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return settings, rows and results as JSON, and write them to ``path`` if it is given.
@@ -127,6 +156,8 @@ class Study:
             "results": [attrs.asdict(result) for result in self.results],
             "best_recipe": self.best_recipe(),
             "sentences": self.sentences(),
+            "proposal": self.proposal,
+            "held_out": None if (held_out := self.held_out) is None else json.loads(held_out.to_json()),
         }
         text = json.dumps(_finite(data), indent=2, allow_nan=False)
         if path is not None:
@@ -169,6 +200,29 @@ class Study:
             ModuleNotFoundError: matplotlib is not installed.
         """
         return plot_study(self, path)
+
+    def _about_proposal(self) -> list[str]:
+        """Return what the greedy search proposes, and the estimate with the seeds held out."""
+        if not self.settings.held_out:
+            return []
+        proposal, missing = self.next_round()
+        progress = " until now" if missing else ""
+        if not proposal:
+            return [f"The greedy search proposes no algorithm{progress}: none improves the mean of the baseline."]
+        compared, held_out = len(self._by_arm) - 1, self.held_out
+        found = (
+            f"The greedy search proposes {label(proposal)}{progress}. Its difference in the table is the best one of "
+            f"{compared} arms, partly by luck: neither it nor its p-value is an estimate of the gain."
+        )
+        if held_out is None or (gain := held_out.improvement(proposal)) is None:
+            return [found]
+        mine, theirs = (statistics.fmean(held_out.final_values(arm).values()) for arm in (proposal, ()))
+        seeds = ", ".join(map(str, self.settings.held_out))
+        estimate = (
+            f"The estimate is that with the seeds that the search has not used ({seeds}): {mine:.4g} with "
+            f"{label(proposal)}, {theirs:.4g} with the baseline, a difference of {interval(gain, '{:+.3g}')}."
+        )
+        return [found, estimate]
 
     def _successful(self, arm: tuple[str, ...]) -> dict[int, Result]:
         return {seed: result for seed, result in sorted(self._by_arm.get(arm, {}).items()) if result.failure is None}

@@ -72,25 +72,25 @@ class Row:
         return self.adjusted_p is not None and self.adjusted_p < _SIGNIFICANT
 
 
-def to_string(rows: Sequence[Row], settings: Settings) -> str:
+def to_string(rows: Sequence[Row], settings: Settings, below: Sequence[str]) -> str:
     """Return the table with aligned columns, and the sentences below it."""
     lines = aligned(_cells(rows, settings), left=1)
-    return "\n".join([_title(settings), "", *lines, "", *sentences(rows, settings)]).rstrip()
+    return "\n".join([_title(settings), "", *lines, "", *below]).rstrip()
 
 
-def to_markdown(rows: Sequence[Row], settings: Settings) -> str:
+def to_markdown(rows: Sequence[Row], settings: Settings, below: Sequence[str]) -> str:
     """Return the table and its sentences in Markdown."""
-    points = [f"- {one}" for one in sentences(rows, settings)]
+    points = [f"- {one}" for one in below]
     return (
         "\n".join([_title(settings), "", markdown_table(_cells(rows, settings), left=1), "", *points]).rstrip() + "\n"
     )
 
 
-def to_html(rows: Sequence[Row], settings: Settings) -> str:
+def to_html(rows: Sequence[Row], settings: Settings, below: Sequence[str]) -> str:
     """Return the table and its sentences for notebooks."""
     head, *others = _cells(rows, settings)
-    below = "".join(f"<li>{escape(one)}</li>" for one in sentences(rows, settings))
-    return f"{html_table(others, head, _title(settings))}<ul>{below}</ul>"
+    points = "".join(f"<li>{escape(one)}</li>" for one in below)
+    return f"{html_table(others, head, _title(settings))}<ul>{points}</ul>"
 
 
 def sentences(rows: Sequence[Row], settings: Settings) -> list[str]:
@@ -148,7 +148,7 @@ def write_report(study: Study, path: Path, question: str, data: str) -> None:
     facts = {name: value for part in settings.environment.values() for name, value in part.items()}
     sections = [
         f"# {question}",
-        _answer(study),
+        _answer(study.held_out or study),
         data,
         f"![{settings.metric} and the time of training of each arm]({picture.name})",
         study.to_markdown(),
@@ -170,7 +170,7 @@ def _answer(study: Study) -> str:
         return "**No arm is clearly better than the baseline.**"
     gain, ratio = rows[best].difference, rows[best].time_ratio
     assert gain is not None
-    difference = _interval(gain, "{:+.3g}") + (", of one seed" if gain.low is None else "")
+    difference = interval(gain, "{:+.3g}") + (", of one seed" if gain.low is None else "")
     text = (
         f"**{rows[best].label} is better than the baseline: {settings.metric} is {rows[best].metric:.4g}, and the "
         f"baseline's {rows[()].metric:.4g}** (difference {difference})."
@@ -205,10 +205,10 @@ def _cells_of(row: Row, rough: str) -> list[str]:
         row.label,
         str(row.runs),
         _number(row.metric, "{:.4g}"),
-        _interval(row.difference, "{:+.3g}"),
+        interval(row.difference, "{:+.3g}"),
         _number(row.adjusted_p, "{:.2g}"),
         _number(row.seconds, rough + "{:.3g} s"),
-        _interval(row.time_ratio, "{:.2f}", rough),
+        interval(row.time_ratio, "{:.2f}", rough),
         "not reached" + share if to_quality == math.inf else _number(to_quality, rough + "{:.3g} s" + share),
         _number(row.speed_up or None, rough + "{:.2f}x"),
         _number(row.memory and row.memory / 2**20, "{:.0f} MiB"),
@@ -220,7 +220,8 @@ def _number(number: float | None, form: str) -> str:
     return "-" if number is None else form.format(number)
 
 
-def _interval(difference: Difference | None, form: str, prefix: str = "") -> str:
+def interval(difference: Difference | None, form: str, prefix: str = "") -> str:
+    """Return the mean of a difference with its interval, if it has one."""
     if difference is None:
         return "-"
     mean = prefix + form.format(difference.mean)
