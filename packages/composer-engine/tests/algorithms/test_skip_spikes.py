@@ -77,13 +77,13 @@ def test_conflicts_with_sam():
 
 
 def test_state_that_is_no_tensor_is_rejected():
-    """An optimizer with numbers in its state is rejected, with its name, before one of its steps is undone."""
+    """An optimizer that counts in its state is rejected, with its name, before one of its steps is undone."""
 
     class Counting(optim.SGD):
         def step(self, closure=None):
             super().step(closure)
             for weight in self.param_groups[0]["params"]:
-                self.state[weight]["count"] = 1
+                self.state[weight]["count"] = self.state[weight].get("count", 0) + 1
 
     with pytest.raises(ValueError, match=r"undo a step of Counting .*'count' in its state is on the host"):
         end(lambda parameters: Counting(parameters, lr=0.01), guard())

@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from composer import functional as cf
@@ -222,23 +223,32 @@ class _Snapshot:
     optimizers: Sequence[Optimizer]
     weights: list[list[Tensor]]
     copies: list[Tensor]
+    numbers: list[tuple[str, str, float]]
 
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer]) -> _Snapshot:
         """Copy the weights that have gradients, and their state."""
         weights = [_trained(optimizer) for optimizer in optimizers]
-        tensors = _changed(optimizers, weights)
+        tensors, numbers = _changed(optimizers, weights)
         copies = [torch.empty_like(tensor) for tensor in tensors]
         if tensors:
             torch._foreach_copy_(copies, tensors)
-        return cls(optimizers, weights, copies)
+        return cls(optimizers, weights, copies, numbers)
 
     def restore(self, is_wanted: Tensor) -> Tensor:
         """Undo the step where ``is_wanted``, a tensor, is true; return whether it was undone.
 
         The step in which an optimizer has created the state of a weight is not undone.
+
+        Raises:
+            ValueError: The step has changed a number on the host.
         """
-        tensors = _changed(self.optimizers, self.weights)  # again, as an optimizer may replace the tensors of its state
+        # Again, as an optimizer may replace the tensors of its state.
+        tensors, numbers = _changed(self.optimizers, self.weights)
+        # Of the step that creates the state, there were no numbers before.
+        for former, number in zip(self.numbers, numbers, strict=False):
+            if former != number:
+                raise _cannot_undo(*former[:2])
         if [tensor.shape for tensor in tensors] != [copy.shape for copy in self.copies]:
             return torch.zeros_like(is_wanted)
         for tensor, copy in zip(tensors, self.copies, strict=True):  # torch has no such function for lists
@@ -251,33 +261,51 @@ def _trained(optimizer: Optimizer) -> list[Tensor]:
     return [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
 
 
-def _changed(optimizers: Sequence[Optimizer], weights: list[list[Tensor]]) -> list[Tensor]:
-    """Return this process's parts of weights, and of the tensors in their states and in groups on their device."""
+def _changed(
+    optimizers: Sequence[Optimizer], weights: list[list[Tensor]]
+) -> tuple[list[Tensor], list[tuple[str, str, float]]]:
+    """Return this process's parts of weights, and of the tensors in their states and in groups on their device.
+
+    The numbers of the states, each with the name of the optimizer and its own, are second.
+    """
     found: list[Tensor] = []
+    numbers: list[tuple[str, str, float]] = []
     for optimizer, trained in zip(optimizers, weights, strict=True):
         for weight in trained:
-            found += (weight, *_state_of(optimizer, weight))
+            found += (weight, *_state_of(optimizer, weight, numbers))
         devices = {weight.device for weight in trained}
         for group in optimizer.param_groups:
             held = [value for name, value in group.items() if name not in _OF_SCHEDULES and isinstance(value, _NESTED)]
             found += [one for one in tree_leaves(held) if isinstance(one, Tensor) and one.device in devices]
-    return local_parts(found)
+    return [part for one in local_parts(found) for part in _parts_of(one)], numbers
 
 
-def _state_of(optimizer: Optimizer, weight: Tensor) -> list[Tensor]:
-    """Return the state of a weight, tensors on its device."""
+def _parts_of(tensor: Any) -> list[Tensor]:
+    """Return the tensors of a quantized one, which has few operations of its own; or the tensor."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    return [part for name in tensor.__tensor_flatten__()[0] for part in _parts_of(getattr(tensor, name))]
+
+
+def _state_of(optimizer: Optimizer, weight: Tensor, numbers: list[tuple[str, str, float]]) -> list[Tensor]:
+    """Return the state of a weight, tensors on its device, and add the numbers, which a step must not change."""
     found = []
     for name, value in optimizer.state.get(weight, {}).items():
         for leaf in (value,) if isinstance(value, Tensor) else tree_leaves(value):
             if isinstance(leaf, Tensor) and leaf.device == weight.device:
                 found.append(leaf)
+            elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
+                numbers.append((type(optimizer).__name__, name, leaf))
             elif not isinstance(leaf, (str, bool, torch.dtype, torch.device, types.NoneType)):
-                raise ValueError(
-                    f"SkipSpikes cannot undo a step of {type(optimizer).__name__} without waiting for the device: "
-                    f"{name!r} in its state is on the host. Pass fused=True or capturable=True to an optimizer of "
-                    "torch, or set action='clip'."
-                )
+                raise _cannot_undo(type(optimizer).__name__, name)
     return found
+
+
+def _cannot_undo(optimizer: str, field: str) -> ValueError:
+    return ValueError(
+        f"SkipSpikes cannot undo a step of {optimizer} without waiting for the device: {field!r} in its state is on "
+        "the host. Pass fused=True or capturable=True to an optimizer of torch, or set action='clip'."
+    )
 
 
 def _can_decide_first(state: State, optimizers: Sequence[Optimizer]) -> bool:

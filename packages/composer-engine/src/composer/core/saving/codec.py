@@ -281,11 +281,10 @@ def is_number(value: object) -> bool:
 
 def _check_tensor(tensor: Tensor, place: Place) -> None:
     layout = "a nested" if tensor.is_nested else "a sparse" if tensor.layout is not torch.strided else None
-    reason = layout or ("a quantized" if tensor.is_quantized else "a meta" if tensor.is_meta else None)
-    if reason is not None:
-        raise NotSerializableError(
-            text_of(place), f"{reason} tensor cannot be saved; convert it to a dense one that has data."
-        )
+    # Torchao's are tensors around others and have no memory of their own, by which equal tensors are found.
+    is_quantized = tensor.is_quantized or hasattr(getattr(tensor, "_local_tensor", tensor), "__tensor_flatten__")
+    if reason := layout or ("a quantized" if is_quantized else "a meta" if tensor.is_meta else None):
+        raise NotSerializableError(text_of(place), f"{reason} tensor cannot be saved; convert it to a dense one.")
 
 
 def decode(data: Any, path: str = "") -> Any:
