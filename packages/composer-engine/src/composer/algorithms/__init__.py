@@ -11,6 +11,7 @@ from composer.algorithms.colout import ColOut
 from composer.algorithms.cutmix import CutMix
 from composer.algorithms.cutout import CutOut
 from composer.algorithms.depth_stacking import DepthStacking
+from composer.algorithms.diloco import DiLoCo
 from composer.algorithms.distillation import Distillation
 from composer.algorithms.ema import EMA
 from composer.algorithms.factorize import Factorize
@@ -67,6 +68,7 @@ __all__ = [
     "CutMix",
     "CutOut",
     "DepthStacking",
+    "DiLoCo",
     "Distillation",
     "Factorize",
     "FusedLayerNorm",

@@ -61,6 +61,9 @@ class Algorithm(Serializable, ABC):
         idle_reason: Why it may never have acted, and the remedy; the rest of a warning.
         owns: The exclusive resources that only one algorithm of a run may own: ``"the weights used for evaluation"``.
         interpolate_loss: Whether it blends losses instead of targets; two such algorithms cause a warning.
+        trains_apart: Whether each of several processes trains its weights alone, without averages of gradients.
+        of_process: An object with ``state_dict()`` and ``load_state_dict()`` of what differs by process; the Trainer
+            saves it in each, from the start of a fit on.
 
     Example:
         >>> from composer.core import Event, Stage
@@ -82,6 +85,8 @@ class Algorithm(Serializable, ABC):
     idle_reason: str = "Train longer, choose other settings, or remove it."
     owns: ClassVar[AbstractSet[str]] = frozenset()
     interpolate_loss: bool = False
+    trains_apart: bool = False
+    of_process: Any = None
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the events at which it runs with its settings; ``runs_at`` by default."""

@@ -84,6 +84,7 @@ from composer.functional.surgery.stochastic_depth import apply_stochastic_depth,
 from composer.functional.surgery.weight_standardization import apply_weight_standardization
 from composer.functional.training.batches import count_documents, count_real_tokens, split_documents, split_image_batch
 from composer.functional.training.chat import collate_pairs, tokenize_chat
+from composer.functional.training.diloco import compute_outer_step
 from composer.functional.training.distillation import distillation_loss
 from composer.functional.training.ema import compute_ema, update_averages
 from composer.functional.training.gradient_clipping import apply_gradient_clipping
@@ -178,6 +179,7 @@ __all__ = [
     "colout",
     "colout_batch",
     "compute_ema",
+    "compute_outer_step",
     "compute_swa",
     "contrastive_loss",
     "count_documents",

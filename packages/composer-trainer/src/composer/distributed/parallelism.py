@@ -284,14 +284,13 @@ class Parallelism:
             initialize(model, state.device, state.rank_zero_seed)
 
     def _wrap(self, state: State) -> None:
-        """Wrap the model by DDP, unless nothing of it is trained."""
-        if not any(parameter.requires_grad for parameter in state.model.parameters()):
+        """Wrap the model by DDP, unless nothing of it is trained, or each process trains alone."""
+        algorithms, is_trained = state.algorithms, any(one.requires_grad for one in state.model.parameters())
+        if not is_trained or any(each.trains_apart for each in algorithms):
             return
+        is_forced = self.config.strategy is DDPSyncStrategy.FORCED_SYNC
         settings = attrs.asdict(self.config.ddp)
-        may_be_unused = self.config.strategy is DDPSyncStrategy.FORCED_SYNC
-        settings["find_unused_parameters"] |= may_be_unused or any(
-            each.find_unused_parameters for each in state.algorithms
-        )
+        settings["find_unused_parameters"] |= is_forced or any(each.find_unused_parameters for each in algorithms)
         # The model has been broadcast, and without device_ids DDP does not move the batch, which is on the device.
         self.forward = nn.parallel.DistributedDataParallel(state.model, init_sync=False, **settings)
 

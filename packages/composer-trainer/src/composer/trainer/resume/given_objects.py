@@ -59,7 +59,7 @@ class GivenObjects:
     - Components, such as the model and callbacks: with the state of the run. Only their generators are saved here, and
       so are those of streams to evaluate on.
     - What is replayed with the data, such as the sampler: by ``Batches``.
-    - All others: here.
+    - All others: here, and what algorithms have of each process.
 
     Args:
         state: The run.
@@ -108,8 +108,7 @@ class GivenObjects:
         for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
             found |= {f"{kind}.{state.component_key(component)}": component for component in held}
         for evaluator in state.evaluators:
-            _, streams = objects_to_evaluate(evaluator.dataloader.dataloader)
-            found |= _named(f"evaluators.{evaluator.label}", streams)
+            found |= _named(f"evaluators.{evaluator.label}", objects_to_evaluate(evaluator.dataloader.dataloader)[1])
         return found | _named("loggers", by_key(self._logger.destinations))
 
     def _others(self) -> dict[str, Any]:
@@ -117,9 +116,9 @@ class GivenObjects:
         found: dict[str, Any] = {} if loss is None or isinstance(loss, nn.Module) else {"loss_fn": loss}
         found |= self._of_training("loading") | self._of_training("transforms")
         for evaluator in self._state.evaluators:
-            objects, _ = objects_to_evaluate(evaluator.dataloader.dataloader)
-            found |= _named(f"evaluators.{evaluator.label}", objects)
-        return found
+            found |= _named(f"evaluators.{evaluator.label}", objects_to_evaluate(evaluator.dataloader.dataloader)[0])
+        apart = {key: one.of_process for key, one in by_key(self._state.algorithms).items() if one.of_process}
+        return found | _named("algorithms", apart)
 
     def _of_training(self, kind: str) -> dict[str, Any]:
         """Return the objects of the training data that ``LoaderObjects`` names so; none without data."""

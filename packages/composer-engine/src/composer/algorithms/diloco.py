@@ -1,0 +1,217 @@
+"""DiLoCo: train in each process alone, and average the weights at intervals."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from composer import functional as cf
+from composer.algorithms._averages import has_passed, to_interval
+from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
+from composer.core.checks import is_flag, number
+from composer.core.declarations import owned
+from composer.core.optimizers import unwrapped
+from composer.core.saving.components import reset_fields, transient
+from composer.core.saving.model_state import bare_model, bare_name
+from composer.functional.dtensors import is_dtensor
+
+
+def _to_interval(given: Time | str | int) -> Time:
+    return to_interval(given, "sync_every")
+
+
+@attrs.define(eq=False)
+class DiLoCo(Algorithm):
+    """Train in each process without exchanging gradients, and average the weights at intervals (arXiv:2311.08105).
+
+    See :func:`composer.functional.compute_outer_step`. Each process takes the steps of its optimizer with the gradients
+    of its own share of each batch. At an interval, the mean of the weights over all processes is the gradient of an
+    outer step of SGD with Nesterov momentum, and all continue with its result. ``outer_lr=1, outer_momentum=0`` is
+    local SGD (arXiv:1805.09767); ``Muon`` as the optimizer is MuLoCo (arXiv:2505.23725).
+
+    Gradients are weighed as by DDP, by the number of elements of each process. After a single step of SGD without
+    momentum, the mean of the weights is then DDP's result, up to rounding.
+
+    The weights of all optimizers are averaged. Evaluation uses those after the last outer step, and the buffers of the
+    first process, as it always does. A training that reaches its end has a last outer step. Checkpoints have the
+    weights and the state of the optimizers of each process. In one process, the outer steps are those of its own
+    weights.
+
+    Args:
+        sync_every: The interval of outer steps, in batches or epochs.
+        outer_lr: The learning rate of the outer steps, more than 0.
+        outer_momentum: Their momentum, in ``[0, 1)``.
+        nesterov: Whether it is Nesterov momentum.
+
+    Raises:
+        TypeError: A value has another type.
+        ValueError: A value is out of range. In training of several processes: there is no Trainer, the model is
+            sharded, has SyncBatchNorm or weights in 16 bits, losses are scaled (``amp_fp16``), or an optimizer
+            exchanges results (``divide_work``).
+
+    Example:
+        >>> DiLoCo(sync_every="100ba").outer_lr
+        0.7
+    """
+
+    sync_every: Time = attrs.field(default="30ba", converter=_to_interval)
+    outer_lr: float = number(0.7, 0, above=True, meaning="It is the learning rate of the outer steps.")
+    outer_momentum: float = number(0.9, 0, 1, below=True, meaning="It is the decay of outer gradients.")
+    nesterov: bool = attrs.field(default=True, validator=is_flag)
+
+    # After the last outer step, in all processes; under this name, readers of checkpoints find them.
+    _averaged_weights: dict[str, Tensor] = saved(factory=dict)
+    _momenta: dict[str, Tensor] = saved(factory=dict)
+    _is_apart: bool = saved(default=False)  # whether there was a step since
+
+    _is_swapped: bool = transient(default=False)
+    of_process: Any = transient(default=None)
+
+    acted = 0
+    trains_apart = True
+    idle_reason = "The training ended before an outer step: choose a shorter sync_every."
+    runs_at: ClassVar = dict.fromkeys(
+        (Event.FIT_START, Event.BATCH_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END), Stage.WEIGHTS
+    )
+    reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration"}
+    writes: ClassVar = {"model"}
+    owns: ClassVar = owned(
+        "the weights used for evaluation", "DiLoCo evaluates with the weights after its last outer step: choose one."
+    )
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Begin with the weights of the model; note each step; take an outer step at the interval and at the end."""
+        if event is Event.FIT_START:
+            if not state.timestamp.count(TimeUnit.BATCH):
+                reset_fields(self)
+            _check(state)
+            self.of_process = _process_state(state)
+        elif event is Event.BATCH_START:
+            if not self._averaged_weights:
+                self._begin(state)
+            self._is_apart = True
+        elif self._is_apart:
+            end = state.max_duration
+            if has_passed(self.sync_every, event, state) or (end is not None and state.has_reached(end)):
+                self._synchronize(state)
+
+    def evaluation_weights(self, state: State) -> AbstractContextManager[None] | None:
+        """Return a context in which the model has the weights after the last outer step; None if it has them."""
+        return self._in_model(state) if self._is_apart and not self._is_swapped else None
+
+    @contextlib.contextmanager
+    def _in_model(self, state: State) -> Iterator[None]:
+        weights = _trained(state)
+        own = {name: weight.detach().clone() for name, weight in weights.items()}
+        self._is_swapped = True
+        try:
+            _copy(weights, self._averaged_weights)
+            yield
+        finally:
+            _copy(weights, own)
+            self._is_swapped = False
+
+    def _begin(self, state: State) -> None:
+        weights = _trained(state)
+        if unfit := [name for name, one in weights.items() if is_dtensor(one) or one.dtype.itemsize < 4]:
+            raise ValueError(
+                f"DiLoCo averages weights that are complete in each process, with at least 32 bits, got {unfit[0]!r}: "
+                "train without FSDP2 and tensor parallelism, and with precision='amp_bf16' for weights in 32 bits."
+            )
+        self._averaged_weights = {name: weight.detach().clone() for name, weight in weights.items()}
+        self._momenta = {name: torch.zeros_like(weight) for name, weight in self._averaged_weights.items()}
+
+    @torch.no_grad()
+    def _synchronize(self, state: State) -> None:
+        """Take an outer step with the mean of the weights of all processes."""
+        weights = _trained(state)
+        if different := weights.keys() ^ self._averaged_weights.keys():
+            raise ValueError(
+                f"DiLoCo must average the same weights in the entire training, and {min(different)!r} was added or "
+                "removed. Change the model, and what the optimizers train, before it."
+            )
+        before, momenta = (
+            [held[name].to(weight.device) for name, weight in weights.items()]  # that of a resumed run may be another
+            for held in (self._averaged_weights, self._momenta)
+        )
+        differences = _means(torch._foreach_sub(before, [*weights.values()]))
+        settings = self.outer_lr, self.outer_momentum
+        results = cf.compute_outer_step(before, differences, momenta, *settings, nesterov=self.nesterov)
+        self._averaged_weights, self._momenta = (dict(zip(weights, one, strict=True)) for one in results)
+        _copy(weights, self._averaged_weights)
+        self._is_apart = False
+        self.acted += 1
+
+
+def _trained(state: State) -> dict[str, Tensor]:
+    """Return the weights of the optimizers by name."""
+    held = {id(one) for each in state.optimizers for group in unwrapped(each).param_groups for one in group["params"]}
+    return {bare_name(name): one for name, one in bare_model(state.model).named_parameters() if id(one) in held}
+
+
+@torch.no_grad()
+def _copy(weights: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    torch._foreach_copy_([*weights.values()], [values[name].to(one.device) for name, one in weights.items()])
+
+
+def _is_among_several() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _means(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the means over all processes, by one reduction."""
+    if not _is_among_several():
+        return list(tensors)
+    flat = torch.cat([one.flatten() for one in tensors])
+    torch.distributed.all_reduce(flat)
+    flat /= torch.distributed.get_world_size()
+    parts = torch.split(flat, [one.numel() for one in tensors])
+    return [part.view(one.shape).to(one.dtype) for part, one in zip(parts, tensors, strict=True)]
+
+
+def _check(state: State) -> None:
+    """Raise a ValueError for a training of several processes that would exchange more than the weights."""
+    if not _is_among_several():
+        return
+    problems = {
+        "this training loop, which averages gradients; use the Trainer": state.gather is None,
+        "precision='amp_fp16', as each process would skip other steps; use 'amp_bf16'": state.scaler is not None,
+        "SyncBatchNorm; use BatchNorm": any(isinstance(one, nn.SyncBatchNorm) for one in state.model.modules()),
+        "divide_work=True of Muon, as gradients differ; use False": any(
+            getattr(unwrapped(one), "divide_work", False) for one in state.optimizers
+        ),
+    }
+    if found := [problem for problem, exists in problems.items() if exists]:
+        raise ValueError(f"DiLoCo trains in each process alone, which excludes {'; and '.join(found)}.")
+
+
+def _process_state(state: State) -> types.SimpleNamespace | None:
+    """Return an object that saves and loads the weights and the states of optimizers of a process but the first."""
+    if not _is_among_several():
+        return None
+    optimizers = [unwrapped(one) for one in state.optimizers]
+
+    def states() -> list[dict[str, Any]]:
+        return [one.state[weight] for one in optimizers for group in one.param_groups for weight in group["params"]]
+
+    def save() -> dict[str, Any]:
+        is_first = torch.distributed.get_rank() == 0  # those of the first are in the checkpoint
+        return {} if is_first else {"weights": _trained(state), "optimizers": [dict(one) for one in states()]}
+
+    def load(loaded: dict[str, Any]) -> None:
+        if loaded:
+            _copy(_trained(state), loaded["weights"])
+        for own, values in zip(states(), loaded.get("optimizers", ()), strict=False):
+            for name, value in values.items():
+                is_held = isinstance(value, Tensor) and isinstance(own.get(name), Tensor)
+                own[name] = value.to(own[name].device, own[name].dtype) if is_held else value
+
+    return types.SimpleNamespace(state_dict=save, load_state_dict=load)
