@@ -109,9 +109,12 @@ MEETINGS = {
         Stage.LOSS,
     ): "Two that interpolate the loss give a warning: set `interpolate_loss=False` for one.",
     (Event.AFTER_LOSS, Stage.LABEL): "No: one restores labels, the other adds the loss of the teacher.",
-    (Event.BATCH_END, Stage.WEIGHTS): "Only in the batch at which SWA ends: those after it see its averages.",
-    (Event.EPOCH_END, Stage.WEIGHTS): "No: freezing does not change weights.",
-    (Event.FIT_END, Stage.WEIGHTS): "No: LayerFreezing only checks whether it has frozen layers.",
+    (
+        Event.BATCH_END,
+        Stage.WEIGHTS,
+    ): "At the end of SWA, and at an outer step of DiLoCo: those after it see other weights.",
+    (Event.EPOCH_END, Stage.WEIGHTS): "At an outer step of DiLoCo: those after it see other weights.",
+    (Event.FIT_END, Stage.WEIGHTS): "At a last outer step of DiLoCo: those after it see other weights.",
 }
 """Whether the order of the list matters for algorithms that share a stage at an event."""
 

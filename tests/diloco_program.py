@@ -24,10 +24,14 @@ SAMPLES = 22  # three global batches of 8, of which the last has 6, in an epoch
 
 
 class Recorder(Callback):
-    """Records the weights of this process after each batch, and stops or counts at one."""
+    """Records the first weights of this process, its batches, and its weights after each; and stops after one."""
 
     def __init__(self, stop_at=None):
-        self.weights, self.stop_at = [], stop_at
+        self.first, self.batches, self.weights, self.stop_at = [], [], [], stop_at
+
+    def batch_start(self, state, logger):
+        self.first = self.first or flat(state.model)
+        self.batches.append([one.tolist() for one in state.batch])
 
     def batch_end(self, state, logger):
         self.weights.append(flat(state.model))
@@ -96,7 +100,7 @@ def train(algorithms, make_optimizer, stop_at=None, **options):
     with contextlib.suppress(SystemExit):
         trainer.fit()
     trainer.close()
-    return recorder.weights, flat(trainer.state.model), trainer
+    return recorder.weights, flat(trainer.state.model), trainer, recorder
 
 
 def local_sgd(every=1, lr=1.0, momentum=0.0):
@@ -106,7 +110,7 @@ def local_sgd(every=1, lr=1.0, momentum=0.0):
 def gradient_elements(algorithms):
     """Return how many elements are reduced in a training, without counts and losses, and how often."""
     with profile(record_shapes=True) as profiled:
-        *_, trainer = train(algorithms, sgd)
+        _, _, trainer, _ = train(algorithms, sgd)
     reduced = [one for one in profiled.events() if one.name == "gloo:all_reduce"]
     sizes = [torch.Size(one.input_shapes[0] or ()).numel() for one in reduced]
     acted = [one.acted for one in trainer.state.algorithms]
@@ -118,7 +122,7 @@ def resumed(make_optimizer, folder, batch, **options):
     before, *_ = train(
         [DiLoCo("4ba")], make_optimizer, batch, save_folder=folder, save_interval="100ep", run_name="run", **options
     )
-    after, end, _ = train(
+    after, end, *_ = train(
         [DiLoCo("4ba")], make_optimizer, save_folder=folder, save_interval="100ep", run_name="run", autoresume=True,
         **options,
     )  # fmt: skip
@@ -166,7 +170,8 @@ def main():
         "ddp": train([], sgd)[:2],
         "every batch": train(local_sgd(), sgd)[:2],
         "every third": train(local_sgd(3), sgd)[:2],
-        "AdamW": train([DiLoCo("4ba")], adamw)[:2],
+        "AdamW": (of_adamw := train([DiLoCo("4ba")], adamw))[:2],
+        "AdamW's batches": [of_adamw[3].first, of_adamw[3].batches],
         "Muon": train([DiLoCo("4ba")], muon, norm=True)[:2],
         "elements": {"ddp": gradient_elements([]), "DiLoCo": gradient_elements(local_sgd(3))},
         "evaluations": evaluations(),

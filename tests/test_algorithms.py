@@ -28,6 +28,7 @@ SETTINGS = {
     "DepthStacking": None,  # for a list of blocks
     "Distillation": {"teacher": Teacher()},
     "EMA": {"half_life": "2ba"},
+    "DiLoCo": {"sync_every": "2ba"},
     "Factorize": {"min_channels": 16, "min_features": 16, "latent_features": 0.25},
     "FusedLayerNorm": None,  # for norms that are written out
     "GhostBatchNorm": {"ghost_batch_size": 2},

@@ -45,6 +45,7 @@ SETTINGS = {
     "DepthStacking": {"at": "1ep", "blocks": "model.bert.encoder.layer"},
     "Distillation": {"teacher": Teacher()},
     "ChunkedCrossEntropy": {"head": "module.12", "chunk_size": 2, "z_loss": 0.01},
+    "DiLoCo": {"sync_every": "2ba"},
     "EMA": {"half_life": "3ba"},
     "Factorize": {"min_channels": 16, "min_features": 16, "latent_features": 0.25},
     "GhostBatchNorm": {"ghost_batch_size": 2},

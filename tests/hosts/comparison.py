@@ -371,6 +371,7 @@ def _cases() -> Iterable[tuple[str, Case]]:
         "BlurPool": lambda: al.BlurPool(min_channels=8),
         "ChannelsLast": al.ChannelsLast,
         "ColOut": al.ColOut,
+        "DiLoCo": lambda: al.DiLoCo("2ba"),
         "GhostBatchNorm": lambda: al.GhostBatchNorm(2),
         "GradientClipping adaptively": lambda: al.GradientClipping("adaptive", 0.01),
         "SkipSpikes": lambda: al.SkipSpikes("0.5std", 4),

@@ -262,6 +262,11 @@ CASES = {
     ),
     "DepthStacking at an epoch": Case(new("DepthStacking", "0.4dur", 3, "interleave"), on_stack),
     "DepthStacking at construction": Case(new("DepthStacking", None), on_stack, make_unfit_state=on_nothing),
+    "DiLoCo": Case(
+        new("DiLoCo", "2ba"),
+        on_images,
+        refused=(("sync_every", "0ba"), ("outer_lr", 0), ("outer_momentum", 1), ("nesterov", 1)),
+    ),
     "Distillation": Case(
         lambda: composer.algorithms.Distillation(Teacher()),
         on_images,
