@@ -112,7 +112,7 @@ MEETINGS = {
     (
         Event.BATCH_END,
         Stage.WEIGHTS,
-    ): "At the end of SWA, and at an outer step of DiLoCo: those after it see other weights.",
+    ): "When SWA ends, or DiLoCo takes an outer step: those after it see other weights.",
     (Event.EPOCH_END, Stage.WEIGHTS): "At an outer step of DiLoCo: those after it see other weights.",
     (Event.FIT_END, Stage.WEIGHTS): "At a last outer step of DiLoCo: those after it see other weights.",
 }
