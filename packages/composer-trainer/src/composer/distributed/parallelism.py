@@ -137,7 +137,7 @@ class Parallelism:
                 self._shard(state)
             elif self.is_connected:
                 broadcast_model(model)
-                self._wrap(state)
+                self._wrap(state, is_trained=bool(trainable))
         is_ddp = isinstance(self.forward, nn.parallel.DistributedDataParallel)
         if is_ddp or callable(getattr(self.forward, "set_requires_gradient_sync", None)):
             self._reducing = self.forward
@@ -283,14 +283,13 @@ class Parallelism:
         if not has_data:
             initialize(model, state.device, state.rank_zero_seed)
 
-    def _wrap(self, state: State) -> None:
+    def _wrap(self, state: State, *, is_trained: bool) -> None:
         """Wrap the model by DDP, unless nothing of it is trained, or each process trains alone."""
-        algorithms, is_trained = state.algorithms, any(one.requires_grad for one in state.model.parameters())
-        if not is_trained or any(each.trains_apart for each in algorithms):
+        if not is_trained or any(each.trains_apart for each in state.algorithms):
             return
-        is_forced = self.config.strategy is DDPSyncStrategy.FORCED_SYNC
+        forced = self.config.strategy is DDPSyncStrategy.FORCED_SYNC
         settings = attrs.asdict(self.config.ddp)
-        settings["find_unused_parameters"] |= is_forced or any(each.find_unused_parameters for each in algorithms)
+        settings["find_unused_parameters"] |= forced or any(each.find_unused_parameters for each in state.algorithms)
         # The model has been broadcast, and without device_ids DDP does not move the batch, which is on the device.
         self.forward = nn.parallel.DistributedDataParallel(state.model, init_sync=False, **settings)
 

@@ -82,8 +82,7 @@ class GivenObjects:
         """Restore what :meth:`save` returned, also generators that data to evaluate on creates for its first batch."""
         for evaluator in self._state.evaluators:
             objects, streams = objects_to_evaluate(evaluator.dataloader.dataloader)
-            order = make_order(evaluator.dataloader.dataloader, self._state.rank_zero_seed)
-            load = partial(next, order.begin(0), None)
+            load = partial(next, make_order(evaluator.dataloader.dataloader, self._state.rank_zero_seed).begin(0), None)
             create_generators(saved.generators, _named(f"evaluators.{evaluator.label}", objects | streams), load)
         load_objects(saved, self._others(), self._components())
 
@@ -117,8 +116,10 @@ class GivenObjects:
         found |= self._of_training("loading") | self._of_training("transforms")
         for evaluator in self._state.evaluators:
             found |= _named(f"evaluators.{evaluator.label}", objects_to_evaluate(evaluator.dataloader.dataloader)[0])
-        apart = {key: one.of_process for key, one in by_key(self._state.algorithms).items() if one.of_process}
-        return found | _named("algorithms", apart)
+        for one in self._state._algorithms:  # noqa: SLF001  (a property and a comprehension are calls in each save)
+            if one.of_process is not None:
+                found[f"algorithms.{type(one).__name__}"] = one.of_process
+        return found
 
     def _of_training(self, kind: str) -> dict[str, Any]:
         """Return the objects of the training data that ``LoaderObjects`` names so; none without data."""
