@@ -95,7 +95,7 @@ def is_for_text(name):
 
 
 def make_model(name):
-    model = text_model(tokens=name == "TokenSelection") if is_for_text(name) else image_model(name)
+    model = text_model(name, tokens=name == "TokenSelection") if is_for_text(name) else image_model(name)
     for module in model.modules():
         if isinstance(module, nn.Dropout) and name != "GyroDropout":
             module.p = 0.0

@@ -19,7 +19,7 @@ FOLDER = tempfile.TemporaryDirectory()
 SETTINGS = {
     "ActivationCheckpointing": {"modules": "Bottleneck", "policy": "matmuls"},
     "Alibi": None,  # for transformers
-    "GatedLinearUnits": None,
+    **dict.fromkeys(("GatedAttention", "GatedLinearUnits", "QKNorm", "ValueResidual")),
     "SeqLengthWarmup": None,
     "AugMix": {"batch": True},
     "Augment": {"augmentation": ka.RandomAffine(30.0)},

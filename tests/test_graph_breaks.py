@@ -16,11 +16,14 @@ METHODS = {
     "ActivationCheckpointing": al.ActivationCheckpointing,
     "Alibi": lambda: al.Alibi(16),
     "ChunkedCrossEntropy": lambda: al.ChunkedCrossEntropy(chunk_size=5, z_loss=1e-4),
+    "GatedAttention": al.GatedAttention,
     "GatedLinearUnits": al.GatedLinearUnits,
     "GyroDropout": lambda: al.GyroDropout(sigma=4, tau=2),
     "LabelSmoothing": lambda: al.LabelSmoothing(0.1, target_key="labels"),
     "LowPrecisionLayerNorm": al.LowPrecisionLayerNorm,
     "NEFTune": al.NEFTune,
+    "QKNorm": al.QKNorm,
+    "ValueResidual": al.ValueResidual,
 }
 BREAKS = dict.fromkeys(METHODS, 0)
 """The breaks of the graph of the forward pass, which has the loss."""
@@ -33,7 +36,7 @@ def trained(algorithms, backend=None, dropout=0.0, precision="fp32"):
     """Return the weights of GPT-2 after two batches."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 64}
+    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 64}
     sizes |= {"bos_token_id": 0, "eos_token_id": 0} | dict.fromkeys(
         ("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout
     )

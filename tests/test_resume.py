@@ -38,7 +38,7 @@ PIPELINES = {
     "drawn while applied": lambda: ka.RandomPlasmaBrightness(p=0.7),
 }
 SETTINGS = {
-    "ActivationCheckpointing": {"modules": ("Bottleneck", "BertLayer")},
+    "ActivationCheckpointing": {"modules": ("Bottleneck", "BertLayer", "GPT2Block")},
     "Augment": {"augmentation": PIPELINES["geometry"]()},
     "Alibi": {"max_sequence_length": 16},
     "AugMix": {"batch": True},
@@ -63,8 +63,9 @@ SETTINGS = {
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }
 NAMES = sorted(name for name, kind in vars(al).items() if isinstance(kind, type) and issubclass(kind, Algorithm))
+FOR_DECODERS = {"GatedAttention", "QKNorm", "ValueResidual"}
 FOR_TEXT = {"Alibi", "NEFTune", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm", "TokenSelection"}
-FOR_TEXT |= {"DepthStacking"}
+FOR_TEXT |= {"DepthStacking", *FOR_DECODERS}
 STEPS = 9  # of three epochs
 
 
@@ -120,16 +121,16 @@ class Text(Dataset):
         return {"input_ids": ids, "labels": torch.tensor(index % 3)}
 
 
-def text_model(*, tokens=False):
-    """Return a small BERT that classifies sentences, or tokens."""
-    from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
+def text_model(*names, tokens=False):
+    """Return a small BERT that classifies sentences, or tokens; GPT-2 for algorithms of these names for decoders."""
+    import transformers
 
     from composer.models import ComposerModel
 
     class Classifier(ComposerModel):
         def __init__(self):
             super().__init__()
-            self.model = BertForSequenceClassification(config)
+            self.model = getattr(transformers, f"{family}ForSequenceClassification")(config)
 
         def forward(self, batch):
             return self.model(input_ids=batch["input_ids"], attention_mask=batch.get("attention_mask")).logits
@@ -137,17 +138,17 @@ def text_model(*, tokens=False):
         def loss(self, outputs, batch):
             return nn.functional.cross_entropy(outputs, batch["labels"])
 
-    config = BertConfig(
-        vocab_size=20,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        num_labels=3,
-        max_position_embeddings=16,
-    )
+    sizes = {"vocab_size": 20, "num_labels": 3, "hidden_size": 16, "num_attention_heads": 2}
+    sizes["max_position_embeddings"] = 16
+    if FOR_DECODERS & {*names}:
+        family = "GPT2"
+        config = transformers.GPT2Config(**sizes, num_hidden_layers=2, pad_token_id=0, eos_token_id=0)
+    else:
+        family, config = "Bert", transformers.BertConfig(**sizes, num_hidden_layers=1, intermediate_size=32)
     torch.manual_seed(0)
-    return HuggingFaceModel(BertForTokenClassification(config)) if tokens else Classifier()
+    return (
+        HuggingFaceModel(getattr(transformers, f"{family}ForTokenClassification")(config)) if tokens else Classifier()
+    )
 
 
 def made(names, *, text=False):
@@ -159,7 +160,7 @@ def made(names, *, text=False):
 def run(folder, names=(), *, load_path=None, text=False, stop_after=None, **options):
     """Train, or resume from a checkpoint; return the closed trainer and its logger."""
     tokens = "TokenSelection" in names
-    model = text_model(tokens=tokens) if text else image_model()
+    model = text_model(*names, tokens=tokens) if text else image_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     workers = options.pop("num_workers", 0)
     data, order = Text(tokens=tokens) if text else Images(), {"shuffle": True}

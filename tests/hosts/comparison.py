@@ -403,6 +403,8 @@ def _cases() -> Iterable[tuple[str, Case]]:
         yield f"NEFTune-{architecture}", Case(al.NEFTune, architecture)
         yield f"Alibi-{architecture}", Case(lambda: al.Alibi(16), architecture)
         yield f"GatedLinearUnits-{architecture}", Case(al.GatedLinearUnits, architecture)
+    for kind in (al.GatedAttention, al.QKNorm, al.ValueResidual):
+        yield f"{kind.__name__}-gpt2", Case(kind, "gpt2")
     yield "ChunkedCrossEntropy-gpt2", Case(lambda: al.ChunkedCrossEntropy(chunk_size=4, z_loss=0.01), "gpt2")
     yield "TokenSelection-gpt2", Case(lambda: al.TokenSelection(0.5), "gpt2", reference=True)
     yield "SeqLengthWarmup-gpt2", Case(lambda: al.SeqLengthWarmup(0.7, 4, 16, 4), "gpt2")

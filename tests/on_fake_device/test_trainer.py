@@ -114,7 +114,7 @@ def test_algorithm(name, way, step, monkeypatch):
     monkeypatch.setitem(SETTINGS, "Distillation", {"teacher": TEACHER})
     is_text = name in FOR_TEXT
     tokens = name == "TokenSelection"
-    model, data = (text_model(tokens=tokens), Text(tokens=tokens)) if is_text else (image_model(), Images())
+    model, data = (text_model(name, tokens=tokens), Text(tokens=tokens)) if is_text else (image_model(), Images())
     options = dict(WAYS[way])
     if name == "InfoBatch":
         data = al.InfoBatchDataset(data)

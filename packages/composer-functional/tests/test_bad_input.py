@@ -75,6 +75,7 @@ BAD = {
         (MODEL, named(latent_features=NAN)),
     ],
     "apply_fused_layernorm": SURGERY,
+    "apply_gated_attention": [*SURGERY, (MODEL,), (MODEL, named(initial_gate=1.0)), (MODEL, named(elementwise=1))],
     "apply_gated_linear_units": [*SURGERY, (MODEL,), (MODEL, named(act_fn="gelu"))],
     "apply_ghost_batchnorm": [*SURGERY, (MODEL, named(ghost_batch_size=0))],
     "apply_gradient_clipping": [(MODEL, "norms", 1.0), (MODEL, "norm", -1.0), (MODEL, "value", NAN), (3, "norm", 1.0)],
@@ -91,6 +92,7 @@ BAD = {
     "apply_low_precision_layernorm": [*SURGERY, (MODEL, "amp_int3"), (MODEL, torch.int64)],
     "apply_patch_dropout": [(NO_MODEL,), (MODEL, 1.0), (MODEL, -0.1)],
     "apply_neftune": [*SURGERY, (MODEL,), (MODEL, "3")],
+    "apply_qk_norm": [*SURGERY, (MODEL,), (MODEL, named(eps=0)), (MODEL, named(eps="x"))],
     "apply_squeeze_excite": [*SURGERY, (MODEL, named(latent_channels=0)), (MODEL, named(min_channels=-1))],
     "apply_stochastic_depth": [
         (NO_MODEL, "ResNetBottleneck"),
@@ -100,6 +102,7 @@ BAD = {
         (MODEL, "ResNetBottleneck", named(drop_rate=NAN)),
         (MODEL, "ResNetBottleneck", named(drop_distribution="normal")),
     ],
+    "apply_value_residual": [*SURGERY, (MODEL,), (MODEL, named(initial_weight=1.5))],
     "apply_weight_standardization": [*SURGERY, (MODEL, -1)],
     "augment_batch": [
         (LOGITS, FLIP),
@@ -386,6 +389,13 @@ def with_gradients(model):
     return model
 
 
+def gpt2():
+    """Return a minimal GPT-2 of two layers."""
+    from transformers import GPT2Config, GPT2Model
+
+    return GPT2Model(GPT2Config(vocab_size=8, n_embd=8, n_layer=2, n_head=2, n_positions=8))
+
+
 def bert():
     """Return a minimal BERT."""
     from transformers import BertConfig, BertModel
@@ -439,6 +449,7 @@ VALID = {
     "AugmentAndMixTransform": dict,
     "BlurConv2d": lambda: {"conv": nn.Conv2d(3, 4, 3, stride=2)},
     "BlurMaxPool2d": lambda: {"kernel_size": 2},
+    "AttentionLayout": lambda: {"module": nn.Linear, "head_dim": 4},
     "BlurPool2d": dict,
     "ChunkedHead": lambda: {"in_features": 4, "out_features": 3},
     "ColOutTransform": dict,
@@ -460,6 +471,7 @@ VALID = {
     "apply_chunked_cross_entropy": lambda: {"model": network(), "head": "7"},
     "apply_factorization": lambda: {"model": network()},
     "apply_fused_layernorm": lambda: {"model": network()},
+    "apply_gated_attention": lambda: {"model": gpt2()},
     "apply_gated_linear_units": lambda: {"model": bert()},
     "apply_ghost_batchnorm": lambda: {"model": network()},
     "apply_gradient_clipping": lambda: {
@@ -472,8 +484,10 @@ VALID = {
     "apply_low_precision_layernorm": lambda: {"model": network(), "precision": "amp_bf16"},
     "apply_patch_dropout": lambda: {"model": network()},
     "apply_neftune": lambda: {"model": nn.Sequential(nn.Embedding(3, 2))},
+    "apply_qk_norm": lambda: {"model": gpt2()},
     "apply_squeeze_excite": lambda: {"model": network()},
     "apply_stochastic_depth": lambda: {"model": nn.Sequential(nn.Identity()), "target_layer_name": nn.Identity},
+    "apply_value_residual": lambda: {"model": gpt2()},
     "apply_weight_standardization": lambda: {"module": network()},
     "augmix": dict,
     "blur_2d": lambda: {"input": IMAGES},

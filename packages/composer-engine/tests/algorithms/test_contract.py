@@ -192,6 +192,7 @@ on_stack = state(stack, images)
 on_masks = state(lambda: WithLoss(nn.Conv2d(3, 1, 1), nn.functional.mse_loss), masks)
 on_text = state(lambda: WithLoss(make_transformer("gpt2")), tokens)
 on_text_with_reference = state(lambda: WithoutReference(make_transformer("gpt2")), tokens_with_reference)
+on_two_layers = state(lambda: WithLoss(make_transformer("gpt2", 2)), tokens)
 on_masked_text = state(lambda: WithLoss(make_transformer("bert")), tokens)
 on_norms = state(lambda: linear(WrittenOutNorm), images)
 on_nothing = state(linear, images)
@@ -297,6 +298,12 @@ CASES = {
         refused=(("latent_channels", 0), ("min_features", -1)),
     ),
     "FusedLayerNorm": Case(new("FusedLayerNorm"), on_norms, make_unfit_state=on_nothing, same_results=True),
+    "GatedAttention": Case(
+        new("GatedAttention"),
+        on_text,
+        make_unfit_state=on_nothing,
+        refused=(("initial_gate", 0), ("initial_gate", 1), ("elementwise", "x")),
+    ),
     "GatedLinearUnits": Case(new("GatedLinearUnits"), on_masked_text, make_unfit_state=on_nothing),
     "GhostBatchNorm": Case(
         new("GhostBatchNorm", 4), on_images, make_unfit_state=on_nothing, refused=(("ghost_batch_size", 0),)
@@ -350,6 +357,7 @@ CASES = {
     ),
     "ProgressiveResizing by cropping": Case(new("ProgressiveResizing", mode="crop"), on_images),
     "ProgressiveResizing of masks": Case(new("ProgressiveResizing", resize_targets=True), on_masks),
+    "QKNorm": Case(new("QKNorm"), on_text, make_unfit_state=on_nothing, refused=(("eps", 0), ("eps", "x"))),
     "RandAugment": Case(new("RandAugment"), on_pictures, refused=(("severity", 11), ("depth", -1))),
     "RandAugment of batches": Case(new("RandAugment", batch=True), on_images),
     "SAM": Case(new("SAM"), on_images, refused=(("rho", -1), ("interval", 0))),
@@ -394,6 +402,9 @@ CASES = {
     "StochasticDepth of whole batches": Case(new("StochasticDepth", "ResNetBottleneck", "block", 0.4), on_blocks),
     "TokenSelection": Case(
         new("TokenSelection"), on_text_with_reference, refused=(("keep", 0), ("keep", 1.5), ("keep", "x"))
+    ),
+    "ValueResidual": Case(
+        new("ValueResidual"), on_two_layers, make_unfit_state=on_nothing, refused=(("initial_weight", -1),)
     ),
     "WeightStandardization": Case(
         new("WeightStandardization"), on_images, make_unfit_state=on_nothing, refused=(("n_last_layers_ignore", -1),)

@@ -81,6 +81,9 @@ SURGERIES = {
     "weight_standardization": (cf.apply_weight_standardization, RESNETS),
     "channels_last": (cf.apply_channels_last, RESNETS),
     "alibi": (functools.partial(cf.apply_alibi, max_sequence_length=64), ("gpt2", "bert")),
+    "gated_attention": (cf.apply_gated_attention, ("gpt2",)),
+    "qk_norm": (cf.apply_qk_norm, ("gpt2",)),
+    "value_residual": (cf.apply_value_residual, ("gpt2",)),
     "gated_linear_units": (cf.apply_gated_linear_units, ("gpt2", "bert")),
     "low_precision_layernorm": (
         functools.partial(cf.apply_low_precision_layernorm, precision=torch.bfloat16),
@@ -200,7 +203,13 @@ def test_no_match_gives_an_empty_report():
     """The report is falsy, and modules are the same objects."""
     model = nn.Sequential(nn.Embedding(4, 4), nn.Identity())
     modules = list(model.modules())
-    unfitting = {"alibi", "gated_linear_units"}  # they raise an error for unknown architectures
+    unfitting = {
+        "alibi",
+        "gated_linear_units",
+        "gated_attention",
+        "qk_norm",
+        "value_residual",
+    }  # they raise an error for unknown architectures
 
     reports = [apply(model) for surgery, (apply, _) in SURGERIES.items() if surgery not in unfitting]
 
@@ -211,6 +220,9 @@ def test_no_match_gives_an_empty_report():
 FITTING = {
     "apply_alibi": (make_gpt2, (64,)),
     "apply_factorization": (make_vit, ()),
+    "apply_gated_attention": (make_gpt2, ()),
+    "apply_qk_norm": (make_gpt2, ()),
+    "apply_value_residual": (make_gpt2, ()),
     "apply_gated_linear_units": (make_bert, ()),
     "apply_stochastic_depth": (functools.partial(make_resnet, "BasicBlock"), ("ResNetBottleneck",)),
 }

@@ -335,6 +335,8 @@ class TestChangedLayers:
                 "StochasticBertOutput",
             ),
             ("llama", lambda model: cf.apply_chunked_cross_entropy(model, softcap=30.0), "ChunkedHead"),
+            ("llama", cf.apply_qk_norm, "NormalizedHeads"),
+            ("llama", cf.apply_gated_attention, "GatedLlamaAttention"),
         ],
     )
     def test_other_outputs_raise(self, kind, change, layers, make_model, save):

@@ -16,6 +16,7 @@ from composer.algorithms.distillation import Distillation
 from composer.algorithms.ema import EMA
 from composer.algorithms.factorize import Factorize
 from composer.algorithms.fused_layernorm import FusedLayerNorm
+from composer.algorithms.gated_attention import GatedAttention
 from composer.algorithms.gated_linear_units import GatedLinearUnits
 from composer.algorithms.ghost_batchnorm import GhostBatchNorm
 from composer.algorithms.gradient_clipping import GradientClipping
@@ -31,6 +32,7 @@ from composer.algorithms.noop_model import NoOpModel
 from composer.algorithms.patch_dropout import PatchDropout
 from composer.algorithms.post_hoc import PostHocEMA, post_hoc_ema
 from composer.algorithms.progressive_resizing import ProgressiveResizing
+from composer.algorithms.qk_norm import QKNorm
 from composer.algorithms.randaugment import RandAugment
 from composer.algorithms.sam import SAM
 from composer.algorithms.selective_backprop import SelectiveBackprop
@@ -40,6 +42,7 @@ from composer.algorithms.squeeze_excite import SqueezeExcite
 from composer.algorithms.stochastic_depth import StochasticDepth
 from composer.algorithms.swa import SWA
 from composer.algorithms.token_selection import TokenSelection, with_reference_losses
+from composer.algorithms.value_residual import ValueResidual
 from composer.algorithms.weight_standardization import WeightStandardization
 from composer.functional import (
     AugmentAndMixTransform,
@@ -72,6 +75,7 @@ __all__ = [
     "Distillation",
     "Factorize",
     "FusedLayerNorm",
+    "GatedAttention",
     "GatedLinearUnits",
     "GhostBatchNorm",
     "GradientClipping",
@@ -88,6 +92,7 @@ __all__ = [
     "PatchDropout",
     "PostHocEMA",
     "ProgressiveResizing",
+    "QKNorm",
     "RandAugment",
     "RandAugmentTransform",
     "SelectiveBackprop",
@@ -98,6 +103,7 @@ __all__ = [
     "SqueezeExciteConv2d",
     "StochasticDepth",
     "TokenSelection",
+    "ValueResidual",
     "WeightStandardization",
     "post_hoc_ema",
     "with_reference_losses",

@@ -59,6 +59,12 @@ from composer.functional.random import draw_beta, draw_permutation
 from composer.functional.signatures import unquote_annotations
 from composer.functional.surgery.activation_checkpointing import apply_activation_checkpointing
 from composer.functional.surgery.alibi import apply_alibi
+from composer.functional.surgery.attention import (
+    AttentionLayout,
+    apply_gated_attention,
+    apply_qk_norm,
+    apply_value_residual,
+)
 from composer.functional.surgery.blurpool import apply_blurpool
 from composer.functional.surgery.channels_last import apply_channels_last
 from composer.functional.surgery.chunked_head import apply_chunked_cross_entropy
@@ -112,6 +118,7 @@ from composer.functional.training.token_selection import select_tokens
 __all__ = [
     "AlibiBias",
     "AlternatingFlip",
+    "AttentionLayout",
     "AugMixDraws",
     "AugmentAndMixTransform",
     "AugmentationDraws",
@@ -156,6 +163,7 @@ __all__ = [
     "apply_depth_stacking",
     "apply_factorization",
     "apply_fused_layernorm",
+    "apply_gated_attention",
     "apply_gated_linear_units",
     "apply_ghost_batchnorm",
     "apply_gradient_clipping",
@@ -164,8 +172,10 @@ __all__ = [
     "apply_low_precision_layernorm",
     "apply_neftune",
     "apply_patch_dropout",
+    "apply_qk_norm",
     "apply_squeeze_excite",
     "apply_stochastic_depth",
+    "apply_value_residual",
     "apply_weight_standardization",
     "augment_batch",
     "augmix",

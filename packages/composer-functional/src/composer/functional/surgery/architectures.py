@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from composer.functional.checks import is_module_class
 from composer.functional.layers.alibi import NoPositionEmbedding, NoRotaryEmbedding
+from composer.functional.layers.derived import plain_class
 
 __all__: list[str] = []
 
@@ -150,7 +151,7 @@ class AddBias:
         Raises:
             ValueError: Its ``forward`` has other parameters than those of the supported releases of Transformers.
         """
-        names = tuple(inspect.signature(type(attention).forward).parameters)[1:]
+        names = tuple(inspect.signature(plain_class(attention).forward).parameters)[1:]
         caches = [name for name in ("cache", "past_key_values") if name in names]
         if len(caches) != 1 or not {"hidden_states", "attention_mask"} <= set(names):
             raise ValueError(
