@@ -531,6 +531,36 @@ def skip_spikes() -> Figure:
     return result
 
 
+def width_groups() -> Figure:
+    """Show how much four steps change the outputs of a hidden layer and of the head, over widths."""
+    result, axes = figure(2, sharey=True)
+    widths = [32, 64, 128, 256, 512]
+
+    def make(width: int) -> nn.Sequential:
+        hidden = (nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width))
+        layers = nn.Sequential(nn.Embedding(8, width), *hidden, nn.Linear(width, 8))
+        nn.init.zeros_(layers[-1].weight)
+        return layers
+
+    def loss(model: nn.Module) -> Tensor:
+        return nn.functional.cross_entropy(model(torch.arange(8)), torch.arange(8).flip(0))
+
+    for one, title in zip(axes, ("one rate", "width_groups"), strict=True):
+        changes = []
+        for width in widths:
+            torch.manual_seed(0)
+            model = make(width).double()
+            groups = model.parameters() if title == "one rate" else cf.width_groups(model, make(32), 0.003)
+            changes.append(cf.activation_changes(model, torch.optim.Adam(groups, lr=0.003), loss))
+        for name, label, color in (("1", "hidden layer", BLUE), ("4", "head", ORANGE)):
+            one.loglog(widths, [change[name] for change in changes], "o-", color=color, label=label)
+        one.set(title=title, xlabel="width", xticks=widths, xticklabels=widths)
+        one.minorticks_off()
+    axes[0].set(ylabel="change of the outputs")
+    axes[0].legend(frameon=False)
+    return result
+
+
 def digits() -> tuple[Tensor, Tensor]:
     """Return the digits, shape ``(1797, 64)`` from 0 to 1, and their labels, in a fixed random order."""
     pixels, labels = load_digits(return_X_y=True)
@@ -560,4 +590,5 @@ CHARTS = [
     swa,
     warmup_stable_decay,
     weight_standardization,
+    width_groups,
 ]

@@ -70,7 +70,8 @@ NOT_HERE = {
         Replacement ReplacementFunction ResidualRule SurgeryReport""",
     "without tensors": """count_layers_to_freeze count_module_instances parameter_groups post_hoc_weights
         power_ema_smoothing replace_module_classes set_drop_rates should_selective_backprop
-        update_params_in_optimizer""",
+        update_params_in_optimizer width_groups""",
+    "trains a model, and returns numbers": "activation_changes",
     "by singular values, which are zeros here": "factorize_conv2d factorize_matrix",
     "by ids, which are zeros here": "count_documents count_real_tokens split_documents split_image_batch",
     "in test_trainer.py": "SAMOptimizer",

@@ -114,6 +114,7 @@ from composer.functional.training.sequence_length import set_batch_sequence_leng
 from composer.functional.training.spikes import detect_spikes
 from composer.functional.training.swa import compute_swa
 from composer.functional.training.token_selection import select_tokens
+from composer.functional.training.width_groups import activation_changes, width_groups
 
 __all__ = [
     "AlibiBias",
@@ -152,6 +153,7 @@ __all__ = [
     "StochasticDepthBlock",
     "SurgeryReport",
     "WeightStandardizer",
+    "activation_changes",
     "add_document_mask",
     "alibi_slopes",
     "alternating_flip_batch",
@@ -250,6 +252,7 @@ __all__ = [
     "unfreeze_layers",
     "update_averages",
     "update_params_in_optimizer",
+    "width_groups",
 ]
 
 unquote_annotations(globals())

@@ -69,14 +69,14 @@ def parameter_groups(
         0.1 0.05 1
         0.1 0.0 1
     """
-    types = _check(model, lr, weight_decay, no_decay, layer_decay)
-    undecayed = _undecayed(model, types)
+    types = check_settings(model, lr, weight_decay, no_decay, layer_decay)
+    without = undecayed(model, types)
     distances = {} if layer_decay is None else _distances(model)
     groups: dict[tuple[int, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        distance, decay = distances.get(name, 0), 0.0 if id(parameter) in undecayed else weight_decay
+        distance, decay = distances.get(name, 0), 0.0 if id(parameter) in without else weight_decay
         rate = {} if lr is None else {"lr": lr * (layer_decay or 1.0) ** distance}
         group = groups.setdefault((distance, decay), {"params": [], "weight_decay": decay, **rate})
         group["params"].append(parameter)
@@ -85,7 +85,7 @@ def parameter_groups(
     return list(groups.values())
 
 
-def _check(
+def check_settings(
     model: nn.Module, lr: float | None, weight_decay: float, no_decay: Iterable[type], layer_decay: float | None
 ) -> tuple[type, ...]:
     """Return the types of modules without decay if all arguments are valid."""
@@ -106,7 +106,7 @@ def _check(
     return types
 
 
-def _undecayed(model: nn.Module, types: tuple[type, ...]) -> set[int]:
+def undecayed(model: nn.Module, types: tuple[type, ...]) -> set[int]:
     """Return the ids of the parameters without weight decay."""
     found = set()
     for module in model.modules():
