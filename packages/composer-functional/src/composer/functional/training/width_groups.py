@@ -145,7 +145,7 @@ def activation_changes(
     before = _outputs(model, compute_loss)
     for _ in range(steps):
         optimizer.zero_grad()
-        compute_loss(model).backward()
+        torch.autograd.backward(compute_loss(model))
         optimizer.step()
     return {name: (after - before[name]).abs().mean().item() for name, after in _outputs(model, compute_loss).items()}
 
