@@ -154,6 +154,8 @@ def text_model(*names, tokens=False):
 def made(names, *, text=False):
     """Return algorithms with settings under which each has an effect."""
     settings = SETTINGS | ({"LabelSmoothing": {"target_key": "labels"}} if text else {})
+    if FOR_DECODERS & {*names}:
+        settings["DepthStacking"] = {"at": "1ep", "blocks": "model.transformer.h"}
     return [getattr(al, name)(**settings.get(name, {})) for name in names]
 
 
@@ -297,6 +299,9 @@ def test_pairs(tmp_path, pair):
     if conflicts(made(pair)):
         with pytest.raises(AlgorithmConflictError):
             check(tmp_path, pair)
+    elif {*pair} == {"DepthStacking", "ValueResidual"}:
+        with pytest.raises(ValueError, match="equal and separate modules"):  # its first block differs from the others
+            check(tmp_path, pair, text=True)
     else:
         check(tmp_path, pair, text=bool(set(pair) & FOR_TEXT))
 
