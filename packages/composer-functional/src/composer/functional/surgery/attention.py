@@ -57,8 +57,8 @@ class AttentionLayout:
 
     Example:
         >>> layout = AttentionLayout(nn.Module, 64, "qkv", "qkv", "qkv", output=("proj", "dropout"))
-        >>> layout.heads.axis
-        -3
+        >>> layout.output
+        ('proj', 'dropout')
     """
 
     module: type[nn.Module]
@@ -78,12 +78,6 @@ class AttentionLayout:
             )
         for name in ("query", "key", "value"):
             check_string(name, getattr(self, name))
-
-    @property
-    def heads(self) -> Heads:
-        """How the output of a projection is divided into heads."""
-        axis = -2 if self.interleaved else -3
-        return Heads(self.head_dim, axis if self.query == self.value else None)
 
 
 def apply_qk_norm(
@@ -132,10 +126,10 @@ def apply_qk_norm(
         raise ValueError(f"model must not normalize its queries already, got attention with {normed[0]!r}.")
     makers: dict[nn.Module, Callable[[Any], nn.Module]] = {}
     for attention, each in found.values():
-        count = 1 if each.heads.axis is None else 2
+        count = 1 if _heads(each).axis is None else 2
         for layer in (getattr(attention, each.query), getattr(attention, each.key)):
             if not _contains(layer, NormalizedHeads):
-                makers[layer] = partial(NormalizedHeads, heads=each.heads, count=count, eps=eps)
+                makers[layer] = partial(NormalizedHeads, heads=_heads(each), count=count, eps=eps)
     return _replace(model, makers, optimizers)
 
 
@@ -253,7 +247,7 @@ def apply_value_residual(
         hooks |= {model.get_submodule(path): begin_pass} | {one: HandOver(each.value) for one, each in pairs}
         for place, (attention, each) in enumerate(pairs):
             weight = initial_weight if place else None
-            makers[getattr(attention, each.value)] = partial(MixedValues, heads=each.heads, initial_weight=weight)
+            makers[getattr(attention, each.value)] = partial(MixedValues, heads=_heads(each), initial_weight=weight)
     report = _replace(model, makers, optimizers)
     for module, hook in hooks.items():
         module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -295,6 +289,12 @@ def _known_layout(module: Any) -> AttentionLayout | None:
         return AttentionLayout(cls, head_dim, fused, fused, fused, ("dense",), interleaved=True)
     is_like_llama = all(hasattr(module, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
     return AttentionLayout(cls, head_dim) if is_like_llama else None
+
+
+def _heads(layout: AttentionLayout) -> Heads:
+    """Return how the output of a projection is divided into heads."""
+    axis = -2 if layout.interleaved else -3
+    return Heads(layout.head_dim, axis if layout.query == layout.value else None)
 
 
 def _contains(layer: nn.Module, cls: type[nn.Module]) -> bool:
