@@ -168,6 +168,10 @@ class TestGrowth:
         settings = {"max_duration": "7ba"}
         with pytest.raises(NoEffectWarning, match="has not added blocks before the fit ended at 7"):
             run(DepthStacking("7ba"), **settings)
+        later, without = run(DepthStacking("7ba"), idle="ignore", **settings), run(**settings)
+
+        pairs = zip(later.state.model.state_dict().items(), without.state.model.state_dict().items(), strict=True)
+        assert all(name == other and torch.equal(one, two) for (name, one), (other, two) in pairs)
 
     @pytest.mark.parametrize("average", [lambda: EMA("3ba"), lambda: SWA("2ba", "1dur", "1ba")])
     def test_averages_begin_again(self, average):

@@ -67,6 +67,14 @@ BAD = {
         (MODEL, "3", named(z_loss=-1.0)),
         (MODEL, "3", named(softcap=NAN)),
     ],
+    "apply_depth_stacking": [
+        *SURGERY,
+        (MODEL, 1),
+        (MODEL, 2, "random"),
+        (MODEL, named(blocks="7")),
+        (MODEL, named(zero_layers="fc")),
+        (MODEL, named(optimizers="adam")),
+    ],
     "apply_factorization": [
         *SURGERY,
         (MODEL, named(min_channels=-1)),
@@ -471,6 +479,7 @@ VALID = {
     "apply_blurpool": lambda: {"model": network()},
     "apply_channels_last": lambda: {"model": network()},
     "apply_chunked_cross_entropy": lambda: {"model": network(), "head": "7"},
+    "apply_depth_stacking": lambda: {"model": gpt2()},
     "apply_factorization": lambda: {"model": network()},
     "apply_fused_layernorm": lambda: {"model": network()},
     "apply_gated_attention": lambda: {"model": gpt2()},

@@ -384,6 +384,17 @@ class Own(nn.Module):
 LAYOUT = cf.AttentionLayout(Own, 4, "qkv", "qkv", "qkv", ("proj", "drop"))
 
 
+class Grouped(nn.Module):
+    """Four heads of queries, and two of keys and values, in one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(16, 32), nn.Linear(16, 16)
+
+
+GROUPED = cf.AttentionLayout(Grouped, 4, "qkv", "qkv", "qkv", ("proj",))
+
+
 class TestLayout:
     def test_own_attention(self):
         """Norms and gates act on the described layers."""
@@ -424,6 +435,9 @@ class TestLayout:
             ),
             (lambda: cf.apply_value_residual(nn.Sequential(Own()), layout=LAYOUT), "must be two or more .* got 1"),
             (lambda: cf.AttentionLayout(Own, 0), "head_dim must be at least 1, got 0"),
+            (lambda: cf.AttentionLayout(Own, 4, "q", "kv", "kv"), "must be three layers or one"),
+            (lambda: cf.AttentionLayout(Own, 4, output=()), "output at least one"),
+            (lambda: cf.apply_qk_norm(nn.Sequential(Grouped()), layout=GROUPED), "as many queries as keys and values"),
         ],
     )
     def test_errors(self, call, text):

@@ -223,7 +223,7 @@ class _Snapshot:
     optimizers: Sequence[Optimizer]
     weights: list[list[Tensor]]
     copies: list[Tensor]
-    numbers: list[tuple[str, str, float]]
+    numbers: dict[tuple[str, str, int, int], float]
 
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer]) -> _Snapshot:
@@ -246,9 +246,9 @@ class _Snapshot:
         # Again, as an optimizer may replace the tensors of its state.
         tensors, numbers = _changed(self.optimizers, self.weights)
         # Of the step that creates the state, there were no numbers before.
-        for former, number in zip(self.numbers, numbers, strict=False):
-            if former != number:
-                raise _cannot_undo(*former[:2])
+        for key, number in numbers.items():
+            if self.numbers.get(key, number) != number:
+                raise _cannot_undo(*key[:2])
         if [tensor.shape for tensor in tensors] != [copy.shape for copy in self.copies]:
             return torch.zeros_like(is_wanted)
         for tensor, copy in zip(tensors, self.copies, strict=True):  # torch has no such function for lists
@@ -263,13 +263,13 @@ def _trained(optimizer: Optimizer) -> list[Tensor]:
 
 def _changed(
     optimizers: Sequence[Optimizer], weights: list[list[Tensor]]
-) -> tuple[list[Tensor], list[tuple[str, str, float]]]:
+) -> tuple[list[Tensor], dict[tuple[str, str, int, int], float]]:
     """Return this process's parts of weights, and of the tensors in their states and in groups on their device.
 
-    The numbers of the states, each with the name of the optimizer and its own, are second.
+    The numbers of the states are second, by the names of the optimizer and their own, the weight and a place.
     """
     found: list[Tensor] = []
-    numbers: list[tuple[str, str, float]] = []
+    numbers: dict[tuple[str, str, int, int], float] = {}
     for optimizer, trained in zip(optimizers, weights, strict=True):
         for weight in trained:
             found += (weight, *_state_of(optimizer, weight, numbers))
@@ -287,15 +287,15 @@ def _parts_of(tensor: Any) -> list[Tensor]:
     return [part for name in tensor.__tensor_flatten__()[0] for part in _parts_of(getattr(tensor, name))]
 
 
-def _state_of(optimizer: Optimizer, weight: Tensor, numbers: list[tuple[str, str, float]]) -> list[Tensor]:
+def _state_of(optimizer: Optimizer, weight: Tensor, numbers: dict[tuple[str, str, int, int], float]) -> list[Tensor]:
     """Return the state of a weight, tensors on its device, and add the numbers, which a step must not change."""
     found = []
     for name, value in optimizer.state.get(weight, {}).items():
-        for leaf in (value,) if isinstance(value, Tensor) else tree_leaves(value):
+        for place, leaf in enumerate((value,) if isinstance(value, Tensor) else tree_leaves(value)):
             if isinstance(leaf, Tensor) and leaf.device == weight.device:
                 found.append(leaf)
             elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
-                numbers.append((type(optimizer).__name__, name, leaf))
+                numbers[type(optimizer).__name__, name, id(weight), place] = leaf
             elif not isinstance(leaf, (str, bool, torch.dtype, torch.device, types.NoneType)):
                 raise _cannot_undo(type(optimizer).__name__, name)
     return found

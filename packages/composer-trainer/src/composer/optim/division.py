@@ -11,6 +11,7 @@ from torch import Tensor
 from composer.distributed.collectives import all_agree, all_gather
 from composer.distributed.environment import get_global_rank, get_world_size
 from composer.functional.dtensors import is_dtensor
+from composer.functional.training.orthogonalization import product_dtype
 from composer.optim.stepping import Group, batches_of
 
 
@@ -79,13 +80,16 @@ def divided(
 def check_division(groups: Sequence[Group]) -> None:
     """Raise a ValueError in all processes if their matrices differ; all must call it, and wait for the device."""
     described = [
-        (str(name), tuple(weight.shape), str(weight.dtype), "" if is_dtensor(weight) else str(float(weight.sum())))
+        (
+            *(str(name), tuple(weight.shape), str(weight.dtype), str(product_dtype(weight.device))),
+            "" if is_dtensor(weight) else str(float(weight.sum())),
+        )
         for group in groups
         for name, weight in zip(group.get("param_names", itertools.count()), group["params"], strict=False)
     ]
     if not all_agree(described):
         raise ValueError(
-            "divide_work=True requires the same matrices in all processes, got some with other names, shapes, dtypes "
-            "or values. Train them with DDP, FSDP2 or tensor parallelism, which begin with the weights of one process, "
-            "or set divide_work=False, with which each process computes all updates."
+            "divide_work=True requires the same matrices in all processes, got some with other names, shapes, dtypes, "
+            "values or CPUs with and without AVX-512. Train them with DDP, FSDP2 or tensor parallelism, which begin "
+            "with the weights of one process, or set divide_work=False, with which each process computes all updates."
         )

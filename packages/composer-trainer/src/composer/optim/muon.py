@@ -118,7 +118,7 @@ class Muon(SteppingOptimizer):
         [['momentum_buffer'], ['exp_avg', 'exp_avg_sq', 'step']]
     """
 
-    _is_checked = False  # whether the processes can divide the work
+    _checked = 0  # the number of matrices with which the processes can divide the work
 
     def __init__(
         self,
@@ -270,9 +270,10 @@ class Muon(SteppingOptimizer):
         """Return whether other processes compute a share of the updates; the first call checks that they can."""
         if not self.divide_work or not is_connected():
             return False
-        if not self._is_checked:
-            check_division([group for group in self.param_groups if group["use_muon"]])
-            self._is_checked = True
+        groups = [group for group in self.param_groups if group["use_muon"]]
+        if self._checked != (count := sum(len(group["params"]) for group in groups)):
+            check_division(groups)
+            self._checked = count
         return True
 
     @staticmethod

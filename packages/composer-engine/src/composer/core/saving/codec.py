@@ -284,7 +284,8 @@ def _check_tensor(tensor: Tensor, place: Place) -> None:
     # Torchao's are tensors around others and have no memory of their own, by which equal tensors are found.
     is_quantized = tensor.is_quantized or hasattr(getattr(tensor, "_local_tensor", tensor), "__tensor_flatten__")
     if reason := layout or ("a quantized" if is_quantized else "a meta" if tensor.is_meta else None):
-        raise NotSerializableError(text_of(place), f"{reason} tensor cannot be saved; convert it to a dense one.")
+        text = f"{reason} tensor cannot be saved; convert it to a dense one that has data."
+        raise NotSerializableError(text_of(place), text)
 
 
 def decode(data: Any, path: str = "") -> Any:

@@ -16,7 +16,7 @@ _SECRET = re.compile(
 )
 # The places of a batch, patterns of names, and special tokens of tokenizers.
 _NO_SECRET = re.compile(
-    r"(^|_)(inputs?|targets?|labels?|masks?|box(es)?|keypoints?|index|images?|batch|ignore|include|exclude|memory)_keys?$"
+    r"(^|_)(inputs?|targets?|labels?|reference|masks?|box(es)?|keypoints?|index|images?|batch|ignore|include|exclude|memory)_keys?$"
     r"|(^|_)(eos|bos|pad|unk|sep|cls|mask|start|end|stop|special|additional)\w*_tokens?$"
 )
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")  # X-Api-Key, accessToken, HFToken

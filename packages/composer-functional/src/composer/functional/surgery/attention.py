@@ -53,7 +53,7 @@ class AttentionLayout:
 
     Raises:
         TypeError: A value has another type.
-        ValueError: ``head_dim`` is less than 1, or a name is empty.
+        ValueError: ``head_dim`` is less than 1, a name is empty or missing, or only two of the three are one layer.
 
     Example:
         >>> layout = AttentionLayout(nn.Module, 64, "qkv", "qkv", "qkv", output=("proj", "dropout"))
@@ -78,6 +78,11 @@ class AttentionLayout:
             )
         for name in ("query", "key", "value"):
             check_string(name, getattr(self, name))
+        if len({self.query, self.key, self.value}) == 2 or not self.output:
+            raise ValueError(
+                "query, key and value must be three layers or one, and output at least one, got "
+                f"{self.query!r}, {self.key!r}, {self.value!r} and {self.output!r}."
+            )
 
 
 def apply_qk_norm(
@@ -266,6 +271,14 @@ def _find_attentions(model: nn.Module, layout: AttentionLayout | None) -> dict[s
             raise ValueError(
                 f"layout must name layers of {layout.module.__name__}, got {missing[0]!r}, which is missing."
             )
+        fused, output = getattr(own[0][1], layout.query), getattr(own[0][1], layout.output[0])
+        if layout.query == layout.value and isinstance(output, nn.Module):  # no more one below gates
+            features, inner = _features(fused)[1], _features(output)[0]
+            if features != 3 * inner:
+                raise ValueError(
+                    f"layout must name a layer with as many queries as keys and values, got {layout.query!r} with "
+                    f"{features} features for {inner} of {layout.output[0]!r}. Use three layers."
+                )
         return {path: (attention, layout) for path, attention in own}
     known = {path: (module, _known_layout(module)) for path, module in model.named_modules()}
     found = {path: (module, own) for path, (module, own) in known.items() if own is not None}

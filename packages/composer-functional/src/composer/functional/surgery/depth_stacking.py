@@ -70,8 +70,9 @@ def apply_depth_stacking(
     """
     check_whole("factor", factor, 2, "The model has so many times as many blocks.")
     check_choice("order", order, "stack", "interleave")
-    path = find_stack(model, blocks, zero_layers)
+    check_modules(model=model)
     listed = [] if optimizers is None else check_optimizers(optimizers, model)
+    path = find_stack(model, blocks, zero_layers)
     if path is None:
         return SurgeryReport()
     holder: Any = model.get_submodule(path)
@@ -137,8 +138,8 @@ def find_stack(model: nn.Module, blocks: str | None = None, zero_layers: Sequenc
     different = next((place for place, layout in enumerate(layouts) if layout != layouts[0]), None)
     if different is not None or not members or len({*members}) < len(members):
         raise ValueError(
-            f"blocks must be a list of equal and separate modules, got {paths[0]!r}, whose {different or 0}. member is "
-            "another one. Put the blocks into a list of their own."
+            f"blocks must be a list of equal and separate modules, got {paths[0]!r}, whose {different or 0}. member "
+            "differs. Put the blocks into a list of their own, and change single ones afterwards (ValueResidual)."
         )
     layers = [name for name, one in members[0].named_modules() if any(True for _ in one.parameters(recurse=False))]
     if unknown := [name for name in zero_layers if name not in dict(members[0].named_modules())]:
@@ -164,10 +165,11 @@ def _references(module: nn.Module) -> Iterator[Any]:
 
 
 def _set_depths(model: nn.Module, path: str, sources: Sequence[int]) -> None:
-    """Set the number of blocks, and lists with an entry for each, where the model states them."""
-    depth = len({*sources})
-    configs = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
-    for owner in (*configs.values(), model.get_submodule(path.rpartition(".")[0])):
+    """Set the number of blocks, and lists with an entry for each, where the modules around them state them."""
+    depth, parts = len({*sources}), path.split(".")[:-1]
+    around = [model.get_submodule(".".join(parts[:count])) for count in range(len(parts) + 1)]
+    configs = {id(each.config): each.config for each in around if hasattr(each, "config")}
+    for owner in (*configs.values(), around[-1]):
         for name, value in list(vars(owner).items()):
             if isinstance(value, (list, tuple)) and "layer" in name and len(value) == depth:
                 setattr(owner, name, type(value)(value[source] for source in sources))
