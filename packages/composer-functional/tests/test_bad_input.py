@@ -521,7 +521,11 @@ VALID = {
     "cutout_batch": lambda: {"input": IMAGES},
     "post_hoc_weights": lambda: {"num_updates": [9, 9], "sigma_rels": [0.05, 0.1], "sigma_rel": 0.1},
     "power_ema_smoothing": lambda: {"num_updates": 9},
-    "activation_changes": lambda: {"model": MODEL, "optimizer": None, "compute_loss": abs},
+    "activation_changes": lambda: {
+        "model": (model := nn.Linear(2, 1)),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "compute_loss": lambda one: one(torch.ones(1, 2)).sum(),
+    },
     "width_groups": lambda: {"model": MODEL, "base_model": MODEL, "lr": 0.1},
     "select_tokens": lambda: {"losses": LOGITS, "reference_losses": LOGITS, "mask": LOGITS > 0},
     "draw_infobatch_weights": lambda: {"scores": LOGITS[:, 0]},
