@@ -72,7 +72,7 @@ class GivenObjects:
         self._changes: Changes | None = None
         self._reported = set[str]()
         # An algorithm that another one adds in training stands for a change to the model, and is saved.
-        state.on_components_change(lambda: self._changes and self.watch())
+        state.on_components_change(self.watch)
 
     def save(self) -> SavedObjects:
         """Return the states of the objects that are saved here."""
