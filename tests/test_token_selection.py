@@ -60,6 +60,16 @@ def test_chunks_of_logits_give_the_same_step(smoothing):
     assert not torch.equal(plain, fit(samples, *others))
 
 
+def test_compiled_head_in_chunks():
+    """In a graph that is compiled, the head returns other logits, which give the same step."""
+    samples = with_reference_losses(make_model(1), text())
+    methods = TokenSelection(), ChunkedCrossEntropy(chunk_size=3)
+
+    compiled = fit(samples, *methods, compile_config={"backend": "eager"})
+
+    torch.testing.assert_close([*compiled], [*fit(samples, *methods)], rtol=1e-9, atol=1e-11)
+
+
 def test_packed_rows():
     """Rows of packed documents have losses of a reference, which attends within documents as the model does."""
     documents = [row["input_ids"][:size] for row, size in zip(text(), [9, 5, 7, 12, 4, 3, 8, 6], strict=True)]
@@ -153,6 +163,5 @@ def test_noise_is_left_out():
     selected = end_loss(with_reference_losses(reference, noisy), TokenSelection(0.6))
     without_reference = end_loss(earlier, TokenSelection(0.6))
 
-    print(usual, selected, without_reference)
     assert selected < usual - 0.2
     assert without_reference > usual

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
@@ -135,6 +136,22 @@ class TestErrors:
         with pytest.raises(TypeError, match="one loss, a tensor, got dict"):
             loss_of(model, batch, TokenSelection(target_key=1, reference_key=2))
 
+    def test_no_logits(self):
+        """Outputs without logits raise an error that names what there is."""
+        model = WithLoss(make_transformer("gpt2"))
+        options = {"forward": lambda batch: {"scores": model(batch).logits}, "loss_function": lambda *_: torch.ones(())}
+
+        with pytest.raises(ValueError, match=r"logits of the shape \(N, L, V\).*no 'logits'.*'scores'"):
+            loss_of(model, make_batch(), TokenSelection(), **options)
+
+    def test_sum(self):
+        """A loss that is a sum raises an error when the training begins: means must not be added."""
+        model = WithLoss(make_transformer("gpt2"))
+        model.loss_is_sum = True
+
+        with pytest.raises(ValueError, match="loss_is_sum=True"):
+            loss_of(model, make_batch(), TokenSelection())
+
     def test_other_parts(self):
         """A loss with parts that are no mean over tokens raises an error when the training begins."""
         model = WithLoss(make_transformer("gpt2"))
@@ -142,6 +159,17 @@ class TestErrors:
 
         with pytest.raises(ValueError, match="output_router_logits=False"):
             loss_of(model, make_batch(), TokenSelection())
+
+
+class OnlyIds(nn.Module):
+    """A model of Transformers that is called with ids only."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids, **others):
+        return self.model(input_ids=input_ids)
 
 
 class TestReference:
@@ -195,6 +223,42 @@ class TestReference:
             model.transformer.wte.weight[0, 0] += 1
         with pytest.raises(ValueError, match="is of another model"):
             with_reference_losses(model, samples, path)
+
+    def test_settings_of_a_file(self, tmp_path):
+        """A file is not read for another key of labels, or another configuration with the same weights."""
+        model, path = make_transformer("gpt2"), tmp_path / "losses"
+        samples = [{**one, "others": one["labels"].flip(0)} for one in self.samples()]
+        with_reference_losses(OnlyIds(model), samples, path)
+
+        with pytest.raises(ValueError, match="losses is of another target_key"):
+            with_reference_losses(OnlyIds(model), samples, path, target_key="others")
+        model.config.layer_norm_epsilon = 0.1
+        with pytest.raises(ValueError, match="losses is of another model"):
+            with_reference_losses(OnlyIds(model), samples, path)
+
+    def test_no_file_of_losses(self, tmp_path):
+        """A file with other tensors, and one that is damaged, raise an error with the path."""
+        model, samples, path = make_transformer("gpt2"), self.samples(), tmp_path / "losses"
+        save_file({"weight": torch.ones(2)}, path)
+        with pytest.raises(ValueError, match="losses is of another data set"):
+            with_reference_losses(model, samples, path)
+        path.unlink()
+        with_reference_losses(model, samples, path)
+        path.write_bytes(path.read_bytes()[:-8])
+        with pytest.raises(ValueError, match="losses is damaged"):
+            with_reference_losses(model, samples, path)
+
+    def test_failed_write(self, tmp_path, monkeypatch):
+        """A write that fails leaves no file."""
+
+        def fail(_, path, __):
+            path.touch()
+            raise OSError
+
+        monkeypatch.setattr("composer.algorithms.token_selection.save_file", fail)
+        with pytest.raises(OSError):  # noqa: PT011  (it has no message)
+            with_reference_losses(make_transformer("gpt2"), self.samples(), tmp_path / "losses")
+        assert not [*tmp_path.iterdir()]
 
     def test_infinite(self):
         """A model with NaN in its weights raises an error."""

@@ -99,12 +99,32 @@ class TestRules:
         with pytest.raises(ValueError, match=r"'embedding.weight' of the shape \(8, 32\) is missing"):
             cf.width_groups(Mlp(32), base, 0.1)
 
-    def test_stacks(self):
-        """Stacked matrices of a layer, such as experts, raise an error, as their inputs are unknown."""
+    @pytest.mark.parametrize("groups", [lambda width: 1, lambda width: 4, lambda width: width])
+    def test_transposed_convolution(self, groups):
+        """Its inputs are in the first dimension, those of one group; the outputs do not matter."""
+
+        def make(width):
+            return nn.ConvTranspose2d(width, 3 * width, 3, groups=groups(width), bias=False)
+
+        expected = (8 // groups(8)) / (40 // groups(40))
+        assert rates(make(40), make(8))["weight"] == pytest.approx((expected, 0.1 / expected))
+
+    def test_other_layers_with_known_inputs(self):
+        """Attention and recurrent layers have rates by their inputs."""
+        found = rates(nn.MultiheadAttention(32, 2), nn.MultiheadAttention(8, 2))
+        assert found["in_proj_weight"][0] == found["out_proj.weight"][0] == 0.25
+        found = rates(nn.LSTM(4, 32), nn.LSTM(4, 8))
+        assert (found["weight_ih_l0"][0], found["weight_hh_l0"][0]) == (1, 0.25)
+
+    @pytest.mark.parametrize("shape", [(4, 8, 8), (16, 8)])
+    def test_unknown_inputs(self, shape):
+        """Stacked matrices, such as experts, and matrices such as CLIP's positions raise an error, if not frozen."""
         model = nn.Module()
-        model.experts = nn.Parameter(torch.ones(4, 8, 8))
-        with pytest.raises(ValueError, match="stack of matrices"):
+        model.layer, model.table = nn.Linear(8, 8), nn.Parameter(torch.ones(shape))
+        with pytest.raises(ValueError, match=r"'table' of the shape .* is of Module, no layer .* Freeze it"):
             cf.width_groups(model, model, 0.1)
+        model.table.requires_grad_(False)
+        assert [len(group["params"]) for group in cf.width_groups(model, model, 0.1)] == [2]
 
 
 def train_on(model, groups, lr):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import attrs
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -28,7 +28,7 @@ from composer.core.saving.components import transient
 from composer.core.saving.model_state import bare_model
 from composer.functional.checks import check_sizes
 from composer.functional.modes import kept_modes
-from composer.functional.transformers_loss import cross_entropies, next_tokens
+from composer.functional.transformers_loss import cross_entropies, logits_of, next_tokens
 
 
 @attrs.define(eq=False)
@@ -37,8 +37,9 @@ class TokenSelection(Algorithm):
 
     Of each row, the share ``keep`` of the labelled tokens is selected by :func:`composer.functional.select_tokens`, and
     the loss is the mean over the selected tokens. The losses of the reference model are computed once by
-    :func:`with_reference_losses`, and are part of the batch. Any split of a batch over microbatches and processes gives
-    the same step, as rows are ranked alone.
+    :func:`with_reference_losses`, and are part of the batch. Rows are ranked alone: any split of a batch over
+    microbatches and processes gives the same step, if the model counts its labels in ``count_loss_terms``, as
+    ``HuggingFaceModel`` does. Otherwise each microbatch has the weight of its samples.
 
     The loss is the cross entropy of the logits, ``(N, L, V)`` or the ``"logits"`` of a dictionary; it replaces the
     model's own. With :class:`LabelSmoothing`, smoothed losses are ranked.
@@ -52,7 +53,7 @@ class TokenSelection(Algorithm):
     Raises:
         TypeError: ``keep`` is not a number. In training: the model has several losses.
         ValueError: ``keep`` is out of range. In training: the batch has no losses of a reference model, shapes do not
-            fit, or the model's loss has parts that are not of tokens.
+            fit, the outputs have no logits, or the model's loss is a sum or has parts that are not of tokens.
 
     Example:
         >>> TokenSelection(keep=0.7)
@@ -121,6 +122,12 @@ class TokenSelection(Algorithm):
                 "TokenSelection replaces the loss of the model, which must be a mean over tokens, but that of this "
                 "model has other parts, such as the balance of experts: set config.output_router_logits=False."
             )
+        if getattr(model, "loss_is_sum", False):
+            raise ValueError(
+                "TokenSelection replaces the loss of the model by a mean over tokens, but this model has "
+                "loss_is_sum=True, which would add the means of microbatches: set it to False, and let "
+                "count_loss_terms(batch) return the number of labels."
+            )
 
     def _take_reference(self, state: State) -> None:
         batch = state.batch
@@ -164,7 +171,8 @@ def with_reference_losses(
     """Return samples with the loss of each token by a reference model, for :class:`TokenSelection`.
 
     It computes in evaluation mode, where the model is; each process computes all. With ``path`` the losses are stored,
-    with fingerprints of the samples and of the model's weights, and read if there is such a file.
+    with fingerprints of the samples, of ``target_key``, and of the model's weights and configuration, and read if there
+    is such a file.
 
     Args:
         model: A language model that returns logits ``(N, L, V)``, or a dictionary with ``"logits"``. It is called with
@@ -174,15 +182,15 @@ def with_reference_losses(
         path: A file for the losses.
         batch_size: The number of samples that are computed at a time.
         target_key: The key of the labels.
-        collate_fn: What makes a batch of samples.
+        collate_fn: What makes a batch of samples. It has no fingerprint: with another one, pass another ``path``.
 
     Returns:
         The samples, with ``"reference_losses"``, shape ``(L,)``, float32, on the CPU: at each position the loss of its
         label, 0 where there is none.
 
     Raises:
-        ValueError: ``batch_size`` is less than 1; a loss is not finite; or the file has losses of other samples or of
-            another model.
+        ValueError: ``batch_size`` is less than 1; a loss is not finite; the model returns no logits; or the file has
+            losses of other samples or of another model, or is damaged.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -194,7 +202,7 @@ def with_reference_losses(
     """
     check_sizes(batch_size=batch_size)
     samples = [samples[index] for index in range(len(samples))]
-    prints = {} if path is None else {"data set": _fingerprint(samples), "model": _fingerprint([model.state_dict()])}
+    prints = {} if path is None else _prints(model, samples, target_key)
     if path is not None and Path(path).is_file():
         losses = _read(Path(path), prints)
     else:
@@ -226,7 +234,10 @@ def _reference_losses(model: nn.Module, batch: Mapping[str, Any], target_key: st
 
 def _token_losses(outputs: Any, labels: Tensor, *, shift: bool, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the loss of each token, and which count, both ``(N, L)``, or with ``shift`` ``(N, L - 1)``."""
-    logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs
+    try:
+        logits = logits_of(outputs if isinstance(outputs, Mapping) else {"logits": outputs})
+    except KeyError as error:
+        raise ValueError(f"TokenSelection needs logits of the shape (N, L, V). {error.args[0]}") from error
     if not isinstance(logits, Tensor) or logits.ndim != 3 or labels.shape[:2] != logits.shape[:2]:
         raise ValueError(
             "TokenSelection needs logits of the shape (N, L, V) and labels (N, L), got "
@@ -235,6 +246,18 @@ def _token_losses(outputs: Any, labels: Tensor, *, shift: bool, label_smoothing:
     if shift:
         logits, labels = next_tokens(logits, labels)
     return cross_entropies(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, label_smoothing, "none")
+
+
+def _prints(model: nn.Module, samples: Sequence[Mapping[str, Any]], target_key: str) -> dict[str, str]:
+    config: Any = getattr(model, "config", None)
+    # Without a method of its own, the text is an address in memory.
+    text = None if type(config).__repr__ is object.__repr__ else repr(config)
+    settings = {"config": text, "shift": shifts_labels(model)}
+    return {
+        "data set": _fingerprint(samples),
+        "model": _fingerprint([model.state_dict(), settings]),
+        "target_key": repr(target_key),
+    }
 
 
 def _fingerprint(items: Iterable[Mapping[str, Any]]) -> str:
@@ -249,21 +272,26 @@ def _fingerprint(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _read(path: Path, prints: Mapping[str, str]) -> list[Tensor]:
-    with safe_open(path, "pt") as file:
-        found, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in ("losses", "lengths")}
-    others = " and another ".join(name for name in prints if found.get(name) != prints[name])
-    if others:
-        raise ValueError(
-            f"path must have the losses of these samples by this model, but {path} is of another {others}. Pass "
-            "another path, or delete the file."
-        )
-    return [*tensors["losses"].split(tensors["lengths"].tolist())]
+    expected = "path must have the losses of these samples by this model, but"
+    remedy = "Pass another path, or delete the file."
+    try:
+        with safe_open(path, "pt") as file:
+            found = file.metadata() or {}
+            others = " and another ".join(name for name in prints if found.get(name) != prints[name])
+            if others:
+                raise ValueError(f"{expected} {path} is of another {others}. {remedy}")
+            return [*file.get_tensor("losses").split(file.get_tensor("lengths").tolist())]
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{expected} {path} is damaged, or no such file. {remedy}") from error
 
 
 def _write(path: Path, prints: dict[str, str], losses: Sequence[Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {"losses": torch.cat([*losses]), "lengths": torch.tensor([*map(len, losses)])}
     # Only a rename is atomic, and several processes may write the same losses.
-    unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{path.name}")
-    save_file(tensors, unfinished, prints)
-    unfinished.replace(path)
+    unfinished = path.with_name(f"{UNFINISHED}{uuid4().hex}-{path.name}")
+    try:
+        save_file(tensors, unfinished, prints)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

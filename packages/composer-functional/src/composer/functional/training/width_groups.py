@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from composer.functional.checks import check_callables, check_interval, check_modules, check_sizes
 from composer.functional.surgery.structure import PRODUCTS
@@ -17,6 +18,7 @@ from composer.functional.training.parameter_groups import check_settings, undeca
 __all__ = ["activation_changes", "width_groups"]
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_WITH_INPUTS_LAST = (*PRODUCTS, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 
 
 def width_groups(
@@ -32,7 +34,7 @@ def width_groups(
 
     The rate of each matrix, also of the head, is ``lr * base_fan_in / fan_in``, and its weight decay is divided by the
     same factor, so that their product is the same in each width (for optimizers that multiply decay by rate, such as
-    ``torch.optim.AdamW``). Input layers, biases, norms, positions and embeddings have ``lr``. So does each layer in
+    ``torch.optim.AdamW``). Input layers, biases, norms and layers of embeddings have ``lr``. So does each layer in
     each depth, if the model multiplies the output of each residual branch by ``base_depth / depth`` (CompleteP,
     arXiv:2505.01618). The model has to do the rest itself: initialize hidden matrices with the variance ``1 / fan_in``,
     the head with zeros or with the additional factor ``(base_fan_in / fan_in) ** 0.5``, and add heads of attention of
@@ -54,8 +56,8 @@ def width_groups(
 
     Raises:
         TypeError: An argument has another type.
-        ValueError: A number is out of range, ``base_model`` has other parameters, all parameters are frozen, or the
-            inputs of a stack of matrices are unknown.
+        ValueError: A number is out of range, ``base_model`` has other parameters, all parameters are frozen, or a
+            matrix is not of a known layer, such as stacked experts, or positions that are an ``nn.Parameter``.
 
     Example:
         >>> def make(width):
@@ -72,12 +74,13 @@ def width_groups(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        shape, layer = _base_shape(name, parameter, base), model.get_submodule(name.rpartition(".")[0])
+        base_name = _base_name(name, parameter, base)
+        shape, layer = base[base_name], _owner(model, name)
         factor = 1.0
         if isinstance(layer, _EMBEDDINGS):
             factor = (shape[1] / parameter.shape[1]) ** embedding_exponent
         elif id(parameter) not in vectors:
-            factor = _fan_in(layer, name, shape) / _fan_in(layer, name, parameter.shape)
+            factor = _fan_in(_owner(base_model, base_name), name, shape) / _fan_in(layer, name, parameter.shape)
         decay = 0.0 if id(parameter) in without else weight_decay / factor
         group = groups.setdefault((factor, decay), {"params": [], "lr": lr * factor, "weight_decay": decay})
         group["params"].append(parameter)
@@ -86,26 +89,37 @@ def width_groups(
     return list(groups.values())
 
 
-def _base_shape(name: str, parameter: Tensor, base: dict[str, torch.Size]) -> torch.Size:
-    """Return the shape in the base model, whose first block replaces those that it does not have."""
+def _owner(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def _base_name(name: str, parameter: Tensor, base: dict[str, torch.Size]) -> str:
+    """Return the name in the base model, whose first block replaces those that it does not have."""
     parts = name.split(".")
     numbers = [place for place, part in enumerate(parts[:-2]) if part.isdigit()]
     names = [name, *(".".join([*parts[:place], "0", *parts[place + 1 :]]) for place in numbers)]
-    shape = next((base[one] for one in names if one in base), None)
-    if shape is None or len(shape) != parameter.ndim:
+    found = next((one for one in names if one in base), None)
+    if found is None or len(base[found]) != parameter.ndim:
         raise ValueError(
             f"base_model must have the parameters of model in another width, but {name!r} of the shape "
-            f"{tuple(parameter.shape)} is {'missing' if shape is None else tuple(shape)} there. Make both by the same "
-            "function of the width."
+            f"{tuple(parameter.shape)} is {'missing' if found is None else tuple(base[found])} there. Make both by "
+            "the same function of the width."
         )
-    return shape
+    return found
 
 
-def _fan_in(layer: nn.Module, name: str, shape: torch.Size) -> int:
-    if len(shape) > 2 and not isinstance(layer, PRODUCTS):
-        raise ValueError(f"{name!r} is a stack of matrices of the shape {tuple(shape)}: write its group yourself.")
-    # The layer of Transformers' GPT-2 has its inputs in the first dimension.
-    return shape[0] if type(layer).__name__ == "Conv1D" else math.prod(shape[1:])
+def _fan_in(layer: Any, name: str, shape: torch.Size) -> int:
+    if type(layer).__name__ == "Conv1D":  # of Transformers' GPT-2, with its inputs in the first dimension
+        return shape[0]
+    if isinstance(layer, _ConvTransposeNd):
+        return shape[0] // layer.groups * math.prod(shape[2:])
+    if isinstance(layer, _WITH_INPUTS_LAST):
+        return math.prod(shape[1:])
+    raise ValueError(
+        f"{name!r} of the shape {tuple(shape)} is of {type(layer).__name__}, no layer with a known number of inputs, "
+        "such as nn.Linear. Freeze it for this call, and add its group yourself: positions and embeddings have lr, a "
+        "matrix, or each of a stack, lr * base_fan_in / fan_in."
+    )
 
 
 def activation_changes(
