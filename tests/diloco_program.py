@@ -129,6 +129,13 @@ def resumed(make_optimizer, folder, batch, **options):
     return [before + after, end]
 
 
+def restarted(folder):
+    """Return the weights of four batches after those that a stopped run of two has saved, from a new clock on."""
+    train([DiLoCo("4ba")], adamw, 2, save_folder=folder, save_interval="100ep", run_name="run")
+    options = {"load_path": folder, "load_ignore_keys": ["timestamp"], "max_duration": "4ba"}
+    return train([DiLoCo("4ba")], adamw, **options)[:2]
+
+
 def error_of(algorithms, make_optimizer, **options):
     try:
         train(algorithms, make_optimizer, **options)
@@ -182,6 +189,7 @@ def main():
             results[f"{kind}, resumed at {batch}"] = resumed(
                 make_optimizer, f"{shared[0]}/{kind}{batch}", batch, **options
             )
+    results["restarted"] = restarted(f"{shared[0]}/restarted")
     results["errors"] = {
         "fsdp": error_of([DiLoCo()], sgd, parallelism_config={"fsdp": {}}),
         "divided": error_of([DiLoCo()], lambda model: muon_with_adamw(model, 0.1, divide_work=True)),

@@ -92,6 +92,12 @@ class TestResume:
             assert weights == result[kind][0]
             assert end == result[kind][1]
 
+    def test_without_the_clock_begins_with_equal_weights(self, results):
+        """A training from a checkpoint between outer steps, without its clock, is of equal weights after its own."""
+        weights = [result["restarted"][0] for result in results]
+
+        assert [distance == 0 for distance in distances(*weights)] == [False, False, False, True]
+
 
 def test_communication(results):
     """With an outer step after three batches, a third of the elements is reduced, a third as often as by DDP."""

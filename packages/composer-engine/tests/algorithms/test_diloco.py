@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from composer.algorithms import DiLoCo
+from composer.algorithms import DepthStacking, DiLoCo, PostHocEMA, diloco
+from composer.core import AlgorithmConflictError, State
 from fixtures.models import WithLoss
 from fixtures.surgery import start
 
@@ -35,3 +36,56 @@ def test_outer_steps(nesterov):
     for weights, formula in found:
         torch.testing.assert_close(weights, formula, rtol=1e-6, atol=1e-6)
     assert state.algorithms[0].acted == 2
+
+
+@pytest.mark.parametrize("make", [lambda folder: PostHocEMA(folder, "2ba"), lambda _: DepthStacking("2ba")])
+@pytest.mark.filterwarnings("ignore:DepthStacking.* would find nothing")
+def test_conflicts(make, tmp_path):
+    """An average between outer steps, and a growth of the model in the training, raise an error before it."""
+    with pytest.raises(AlgorithmConflictError, match="the weights between outer steps"):
+        start(WithLoss(nn.Sequential(nn.Linear(2, 2))), DiLoCo("2ba"), make(str(tmp_path)))
+
+
+class _WithModes(torch.optim.SGD):
+    def train(self):
+        pass
+
+    def eval(self):
+        pass
+
+
+def _estimating(weights):
+    return torch.optim.SGD([{"params": list(weights), "d": 1e-6}], lr=0.1)
+
+
+@pytest.mark.parametrize(("make", "message"), [(_WithModes, "has others in its state"), (_estimating, "its rate")])
+def test_optimizers(make, message, monkeypatch):
+    """Optimizers with two sets of weights, or in several processes a rate that depends on gradients, raise an error."""
+    monkeypatch.setattr(diloco, "_is_among_several", lambda: make is _estimating)
+    model = nn.Linear(2, 2)
+    state = State(model, optimizers=make(model.parameters()))
+    state.gather = list
+
+    with pytest.raises(ValueError, match=message):
+        diloco._check(state)
+
+
+def test_state_of_a_process(monkeypatch):
+    """A process replaces the states of its optimizer by its own, also if those of the first are more or fewer."""
+    monkeypatch.setattr(diloco, "_is_among_several", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model.weight.sum().backward()
+    optimizer.step()
+    of_process = diloco._process_state(State(model, optimizers=optimizer))
+    saved = of_process.state_dict()
+    expected = {name: one.clone() for name, one in optimizer.state[model.weight].items()}
+    assert [*optimizer.state] == [model.weight]
+
+    optimizer.state[model.weight] = {"other": torch.ones(2, 2)}
+    optimizer.state[model.bias] = {"step": torch.tensor(3.0)}
+    of_process.load_state_dict(saved)
+
+    assert [*optimizer.state] == [model.weight]
+    torch.testing.assert_close(optimizer.state[model.weight], expected, rtol=0, atol=0)

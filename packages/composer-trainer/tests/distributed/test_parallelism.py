@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from composer import distributed as cd
-from composer.algorithms import StochasticDepth
+from composer.algorithms import DiLoCo, StochasticDepth
 from composer.core import State
 from composer.distributed import parallelism
 
@@ -135,6 +135,19 @@ def test_different_layers_in_each_process_raise(monkeypatch):
 
     with pytest.raises(ValueError, match=r"StochasticDepth draws in each process which layers .*'sample'"):
         cd.Parallelism({"fsdp": {}}).prepare(State(nn.Linear(2, 2), algorithms=algorithms))
+
+
+def test_other_trained_layers_keep_the_weights_of_each_process(monkeypatch):
+    """With DiLoCo, the weights of rank 0 are broadcast at first, and not when other layers are trained."""
+    broadcast, model = [], nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    monkeypatch.setattr(parallelism, "is_connected", lambda: True)
+    monkeypatch.setattr(parallelism, "broadcast_model", broadcast.append)
+    parallel, state = cd.Parallelism(), State(model, algorithms=[DiLoCo()])
+    for is_trained in (True, False):
+        model[0].requires_grad_(is_trained)
+        parallel.prepare(state)
+
+    assert broadcast == [model]
 
 
 class TestSyncBatchNorm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from composer import functional as cf
 from composer.algorithms._averages import has_passed, to_interval
-from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
+from composer.algorithms.depth_stacking import DepthStacking
+from composer.algorithms.post_hoc import PostHocEMA
+from composer.core import Algorithm, AlgorithmConflictError, Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, number
-from composer.core.declarations import owned
+from composer.core.declarations import Conflict, owned
+from composer.core.evaluator import has_modes
 from composer.core.optimizers import unwrapped
 from composer.core.saving.components import reset_fields, transient
 from composer.core.saving.model_state import bare_model, bare_name
@@ -52,9 +55,12 @@ class DiLoCo(Algorithm):
 
     Raises:
         TypeError: A value has another type.
-        ValueError: A value is out of range. In training of several processes: there is no Trainer, the model is
-            sharded, has SyncBatchNorm or weights in 16 bits, losses are scaled (``amp_fp16``), or an optimizer
-            exchanges results (``divide_work``).
+        ValueError: A value is out of range, the model is sharded or has weights in 16 bits, or an optimizer has
+            separate weights for evaluation (schedule-free). In training of several processes: there is no Trainer, the
+            model has SyncBatchNorm, losses are scaled (``amp_fp16``), or an optimizer exchanges results
+            (``divide_work``) or estimates its rate from gradients (Prodigy).
+        AlgorithmConflictError: ``EMA``, ``SWA`` or ``PostHocEMA`` averages the weights, too, or ``DepthStacking`` will
+            add some.
 
     Example:
         >>> DiLoCo(sync_every="100ba").outer_lr
@@ -91,6 +97,7 @@ class DiLoCo(Algorithm):
         if event is Event.FIT_START:
             if not state.timestamp.count(TimeUnit.BATCH):
                 reset_fields(self)
+            self._check_algorithms(state)
             _check(state)
             self.of_process = _process_state(state)
         elif event is Event.BATCH_START:
@@ -118,6 +125,13 @@ class DiLoCo(Algorithm):
             _copy(weights, own)
             self._is_swapped = False
 
+    def _check_algorithms(self, state: State) -> None:
+        for one in state.algorithms:
+            grows = isinstance(one, DepthStacking) and one.at is not None and not one._has_grown  # noqa: SLF001
+            if grows or isinstance(one, PostHocEMA):
+                remedy = "Only the weights after outer steps are those of all processes, and always as many."
+                raise AlgorithmConflictError([Conflict(one, self, ("the weights between outer steps",), (remedy,))])
+
     def _begin(self, state: State) -> None:
         weights = _trained(state)
         if unfit := [name for name, one in weights.items() if is_dtensor(one) or one.dtype.itemsize < 4]:
@@ -125,6 +139,9 @@ class DiLoCo(Algorithm):
                 f"DiLoCo averages weights that are complete in each process, with at least 32 bits, got {unfit[0]!r}: "
                 "train without FSDP2 and tensor parallelism, and with precision='amp_bf16' for weights in 32 bits."
             )
+        if _is_among_several():  # a resumed run may have loaded those of each process, without the averages
+            for weight in weights.values():
+                torch.distributed.broadcast(weight.detach(), 0)
         self._averaged_weights = {name: weight.detach().clone() for name, weight in weights.items()}
         self._momenta = {name: torch.zeros_like(weight) for name, weight in self._averaged_weights.items()}
 
@@ -178,7 +195,13 @@ def _means(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _check(state: State) -> None:
-    """Raise a ValueError for a training of several processes that would exchange more than the weights."""
+    """Raise a ValueError for an optimizer with two sets of weights, and for exchanges of more than the weights."""
+    optimizers = [unwrapped(one) for one in state.optimizers]
+    if found := [type(one).__name__ for one in optimizers if has_modes(one)]:
+        raise ValueError(
+            f"DiLoCo averages the weights of the model, and {found[0]} has others in its state, which would keep those "
+            "before an outer step. Use an optimizer that trains and evaluates with the same weights, such as AdamW."
+        )
     if not _is_among_several():
         return
     problems = {
@@ -186,7 +209,12 @@ def _check(state: State) -> None:
         "precision='amp_fp16', as each process would skip other steps; use 'amp_bf16'": state.scaler is not None,
         "SyncBatchNorm; use BatchNorm": any(isinstance(one, nn.SyncBatchNorm) for one in state.model.modules()),
         "divide_work=True of Muon, as gradients differ; use False": any(
-            getattr(unwrapped(one), "divide_work", False) for one in state.optimizers
+            getattr(one, "divide_work", False) for one in optimizers
+        ),
+        "an optimizer that estimates its rate from gradients, as they differ; use a fixed one": any(
+            "d" in group
+            for one in optimizers
+            for group in one.param_groups  # of Prodigy and D-Adaptation
         ),
     }
     if found := [problem for problem, exists in problems.items() if exists]:
@@ -199,19 +227,36 @@ def _process_state(state: State) -> types.SimpleNamespace | None:
         return None
     optimizers = [unwrapped(one) for one in state.optimizers]
 
-    def states() -> list[dict[str, Any]]:
-        return [one.state[weight] for one in optimizers for group in one.param_groups for weight in group["params"]]
+    def trained() -> list[tuple[Any, Tensor]]:
+        return [(one, weight) for one in optimizers for group in one.param_groups for weight in group["params"]]
 
     def save() -> dict[str, Any]:
-        is_first = torch.distributed.get_rank() == 0  # those of the first are in the checkpoint
-        return {} if is_first else {"weights": _trained(state), "optimizers": [dict(one) for one in states()]}
+        if torch.distributed.get_rank() == 0:  # those of the first are in the checkpoint
+            return {}
+        states = [_map(lambda value: value.cpu(), one.state.get(weight, {})) for one, weight in trained()]
+        return {"weights": _map(lambda value: value.detach().cpu(), _trained(state)), "optimizers": states}
 
     def load(loaded: dict[str, Any]) -> None:
         if loaded:
             _copy(_trained(state), loaded["weights"])
-        for own, values in zip(states(), loaded.get("optimizers", ()), strict=False):
-            for name, value in values.items():
-                is_held = isinstance(value, Tensor) and isinstance(own.get(name), Tensor)
-                own[name] = value.to(own[name].device, own[name].dtype) if is_held else value
+        for (optimizer, weight), values in zip(trained(), loaded.get("optimizers", ()), strict=False):
+            _load_values(optimizer.state, weight, values)
 
     return types.SimpleNamespace(state_dict=save, load_state_dict=load)
+
+
+def _map(function: Callable[[Tensor], Tensor], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: function(one) if isinstance(one, Tensor) else one for name, one in values.items()}
+
+
+def _load_values(states: MutableMapping[Tensor, dict[str, Any]], weight: Tensor, values: dict[str, Any]) -> None:
+    """Replace the state of a weight; one number, such as a count of steps, stays where that of the optimizer is."""
+    held = states.pop(weight, {})
+    if values:
+        places = {name: one.device for name, one in held.items() if isinstance(one, Tensor)}
+        found = {
+            name: one.to(places.get(name, weight.device if one.dim() else one.device))
+            for name, one in values.items()
+            if isinstance(one, Tensor)
+        }
+        states[weight] = values | found

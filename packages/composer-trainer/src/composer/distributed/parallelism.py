@@ -128,15 +128,15 @@ class Parallelism:
             return
         config = self.config
         if not self.is_connected and is_connected():
-            self.is_connected = True
-            self._exchange = CountExchange(get_world_size(), config.layer_size)
+            self.is_connected, self._exchange = True, CountExchange(get_world_size(), config.layer_size)
         # The hooks of the last wrapper are removed with it, before those of a new one are added.
         self.forward, self._reducing, self._reduces = model, None, None
         if not is_sharded(model):
             if config.splits_model:
                 self._shard(state)
             elif self.is_connected:
-                broadcast_model(model)
+                if model is not self._model or not any(one.trains_apart for one in state.algorithms):
+                    broadcast_model(model)
                 self._wrap(state, is_trained=bool(trainable))
         is_ddp = isinstance(self.forward, nn.parallel.DistributedDataParallel)
         if is_ddp or callable(getattr(self.forward, "set_requires_gradient_sync", None)):
