@@ -249,10 +249,9 @@ def _token_losses(outputs: Any, labels: Tensor, *, shift: bool, label_smoothing:
 
 
 def _prints(model: nn.Module, samples: Sequence[Mapping[str, Any]], target_key: str) -> dict[str, str]:
-    config: Any = getattr(model, "config", None)
+    text = repr(getattr(model, "config", None))
     # Without a method of its own, the text is an address in memory.
-    text = None if type(config).__repr__ is object.__repr__ else repr(config)
-    settings = {"config": text, "shift": shifts_labels(model)}
+    settings = {"config": None if " object at 0x" in text else text, "shift": shifts_labels(model)}
     return {
         "data set": _fingerprint(samples),
         "model": _fingerprint([model.state_dict(), settings]),
