@@ -86,7 +86,7 @@ class DiLoCo(Algorithm):
     runs_at: ClassVar = dict.fromkeys(
         (Event.FIT_START, Event.BATCH_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END), Stage.WEIGHTS
     )
-    reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
+    reads: ClassVar = {"algorithms", "model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model"}
     owns: ClassVar = owned(
         "the weights used for evaluation", "DiLoCo evaluates with the weights after its last outer step: choose one."
