@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from composer.algorithms import DepthStacking, DiLoCo, PostHocEMA, diloco
+from composer.algorithms import EMA, DepthStacking, DiLoCo, diloco
 from composer.core import AlgorithmConflictError, State
 from fixtures.models import WithLoss
 from fixtures.surgery import start
@@ -38,12 +38,14 @@ def test_outer_steps(nesterov):
     assert state.algorithms[0].acted == 2
 
 
-@pytest.mark.parametrize("make", [lambda folder: PostHocEMA(folder, "2ba"), lambda _: DepthStacking("2ba")])
 @pytest.mark.filterwarnings("ignore:DepthStacking.* would find nothing")
-def test_conflicts(make, tmp_path):
-    """An average between outer steps, and a growth of the model in the training, raise an error before it."""
-    with pytest.raises(AlgorithmConflictError, match="the weights between outer steps"):
-        start(WithLoss(nn.Sequential(nn.Linear(2, 2))), DiLoCo("2ba"), make(str(tmp_path)))
+@pytest.mark.parametrize(
+    ("other", "text"), [(DepthStacking("2ba"), "the number of weights"), (EMA("2ba"), "evaluation")]
+)
+def test_conflicts(other, text):
+    """Another average, and a growth of the model in the training, raise an error before it."""
+    with pytest.raises(AlgorithmConflictError, match=text):
+        start(WithLoss(nn.Sequential(nn.Linear(2, 2))), DiLoCo("2ba"), other)
 
 
 class _WithModes(torch.optim.SGD):

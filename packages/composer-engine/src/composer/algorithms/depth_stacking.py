@@ -13,6 +13,7 @@ from composer import functional as cf
 from composer.algorithms._averages import WeightAveraging, to_moment
 from composer.algorithms._idle import warn_of_no_effect
 from composer.algorithms._surgery import ModelSurgery
+from composer.algorithms.diloco import DiLoCo
 from composer.algorithms.post_hoc import PostHocEMA
 from composer.core import AlgorithmConflictError, Event, Logger, Stage, State, Time, saved
 from composer.core.checks import by_name, integer, one_of, to_strings
@@ -107,9 +108,9 @@ class DepthStacking(ModelSurgery):
         self._is_checked = False
         if not state.timestamp.counts.batch:
             reset_fields(self)
-        clashing = [one for one in state.algorithms if isinstance(one, PostHocEMA)]
+        clashing = [one for one in state.algorithms if isinstance(one, (DiLoCo, PostHocEMA))]
         if clashing and not self._has_grown:
-            remedy = "Its snapshots before and after have other weights: use EMA, which begins again."
+            remedy = "It has the weights of one depth: use EMA, which begins again, or grow at construction (at=None)."
             raise AlgorithmConflictError([Conflict(clashing[0], self, ("the number of weights",), (remedy,))])
         if not self._has_grown and find_stack(state.model, self.blocks, self.zero_layers) is None:
             warn_of_no_effect(f"{self!r} would find nothing: {self.explain_nothing(type(state.model).__name__)}")

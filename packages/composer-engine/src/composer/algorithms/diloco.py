@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 from composer import functional as cf
 from composer.algorithms._averages import has_passed, to_interval
-from composer.algorithms.depth_stacking import DepthStacking
-from composer.algorithms.post_hoc import PostHocEMA
-from composer.core import Algorithm, AlgorithmConflictError, Event, Logger, Stage, State, Time, TimeUnit, saved
+from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, number
-from composer.core.declarations import Conflict, owned
+from composer.core.declarations import owned
 from composer.core.evaluator import has_modes
 from composer.core.optimizers import unwrapped
 from composer.core.saving.components import reset_fields, transient
@@ -59,8 +57,7 @@ class DiLoCo(Algorithm):
             separate weights for evaluation (schedule-free). In training of several processes: there is no Trainer, the
             model has SyncBatchNorm, losses are scaled (``amp_fp16``), or an optimizer exchanges results
             (``divide_work``) or estimates its rate from gradients (Prodigy).
-        AlgorithmConflictError: ``EMA``, ``SWA`` or ``PostHocEMA`` averages the weights, too, or ``DepthStacking`` will
-            add some.
+        AlgorithmConflictError: ``EMA`` or ``SWA`` averages the weights, too, or ``DepthStacking`` will add some.
 
     Example:
         >>> DiLoCo(sync_every="100ba").outer_lr
@@ -86,7 +83,7 @@ class DiLoCo(Algorithm):
     runs_at: ClassVar = dict.fromkeys(
         (Event.FIT_START, Event.BATCH_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END), Stage.WEIGHTS
     )
-    reads: ClassVar = {"algorithms", "model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
+    reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model"}
     owns: ClassVar = owned(
         "the weights used for evaluation", "DiLoCo evaluates with the weights after its last outer step: choose one."
@@ -97,7 +94,6 @@ class DiLoCo(Algorithm):
         if event is Event.FIT_START:
             if not state.timestamp.count(TimeUnit.BATCH):
                 reset_fields(self)
-            self._check_algorithms(state)
             _check(state)
             self.of_process = _process_state(state)
         elif event is Event.BATCH_START:
@@ -124,13 +120,6 @@ class DiLoCo(Algorithm):
         finally:
             _copy(weights, own)
             self._is_swapped = False
-
-    def _check_algorithms(self, state: State) -> None:
-        for one in state.algorithms:
-            grows = isinstance(one, DepthStacking) and one.at is not None and not one._has_grown  # noqa: SLF001
-            if grows or isinstance(one, PostHocEMA):
-                remedy = "Only the weights after outer steps are those of all processes, and always as many."
-                raise AlgorithmConflictError([Conflict(one, self, ("the weights between outer steps",), (remedy,))])
 
     def _begin(self, state: State) -> None:
         weights = _trained(state)
