@@ -130,10 +130,12 @@ def text_model(*names, tokens=False):
     class Classifier(ComposerModel):
         def __init__(self):
             super().__init__()
-            self.model = getattr(transformers, f"{family}ForSequenceClassification")(config)
+            unit = "Token" if family == "GPT2" else "Sequence"  # without a token of padding, which GPT-2 looks for
+            self.model = getattr(transformers, f"{family}For{unit}Classification")(config)
 
         def forward(self, batch):
-            return self.model(input_ids=batch["input_ids"], attention_mask=batch.get("attention_mask")).logits
+            logits = self.model(input_ids=batch["input_ids"], attention_mask=batch.get("attention_mask")).logits
+            return logits[:, -1] if logits.ndim == 3 else logits
 
         def loss(self, outputs, batch):
             return nn.functional.cross_entropy(outputs, batch["labels"])
@@ -142,7 +144,7 @@ def text_model(*names, tokens=False):
     sizes["max_position_embeddings"] = 16
     if FOR_DECODERS & {*names}:
         family = "GPT2"
-        config = transformers.GPT2Config(**sizes, num_hidden_layers=2, pad_token_id=0, eos_token_id=0)
+        config = transformers.GPT2Config(**sizes, num_hidden_layers=2, eos_token_id=0)
     else:
         family, config = "Bert", transformers.BertConfig(**sizes, num_hidden_layers=1, intermediate_size=32)
     torch.manual_seed(0)

@@ -56,6 +56,9 @@ ON_MODELS = {
     "apply_gradient_clipping by value": lambda model, _: cf.apply_gradient_clipping(model, "value", 1.0),
     "apply_gradient_clipping adaptively": lambda model, _: cf.apply_gradient_clipping(model, "adaptive", 1.0),
     "compute_ema": cf.compute_ema,
+    "compute_outer_step": lambda model, average: cf.compute_outer_step(
+        *([one.detach() for one in each.parameters()] for each in (model, average, average)), 0.7, 0.9
+    ),
     "compute_swa": lambda model, average: cf.compute_swa(model, average, 1),
     "freeze_layers": lambda model, _: cf.freeze_layers(model, None, 1.0),
     "unfreeze_layers": lambda model, _: cf.unfreeze_layers(model),
@@ -66,8 +69,8 @@ NOT_HERE = {
         randaugment_image tokenize_chat""",
     "draws on the CPU": """draw_augmentation draw_augmix draw_beta draw_box draw_corner draw_cutmix_box draw_holes
         draw_infobatch_weights draw_kept draw_mixing draw_randaugment""",
-    "types of values": """AugMixDraws AugmentationDraws AugmentedBatch CutMixBatch MixUpBatch RandAugmentDraws
-        Replacement ReplacementFunction ResidualRule SurgeryReport""",
+    "types of values": """AttentionLayout AugMixDraws AugmentationDraws AugmentedBatch CutMixBatch MixUpBatch
+        RandAugmentDraws Replacement ReplacementFunction ResidualRule SurgeryReport""",
     "without tensors": """count_layers_to_freeze count_module_instances parameter_groups post_hoc_weights
         power_ema_smoothing replace_module_classes set_drop_rates should_selective_backprop
         update_params_in_optimizer width_groups""",
