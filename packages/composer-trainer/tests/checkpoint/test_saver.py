@@ -517,6 +517,16 @@ class TestSettings:
             CheckpointSaver(**settings)
 
 
+def test_label_in_a_custom_loop(runs):
+    """Without a label, the training data is named as in the manifest."""
+    saver, state = CheckpointSaver(), runs.make()
+    state.dataloader_label = None
+
+    saver.epoch_end(state, None)
+
+    assert {*saver._due.measured} == {"train"}
+
+
 def test_function(runs):
     """A function decides instead of an interval."""
     due = DueSaves(lambda state, event: event is Event.EPOCH_CHECKPOINT, None)

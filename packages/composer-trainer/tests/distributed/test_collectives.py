@@ -37,6 +37,14 @@ class TestTwoProcesses:
 
         assert found == [[4.0, [rank], 4.0, [rank]] for rank in range(2)]
 
+    def test_path_that_the_first_process_cannot_read(self, two_processes):
+        """What is loaded is chosen by rank 0; if it fails there, the others do not wait for it."""
+        first, other = (result["source"] for result in two_processes)
+
+        assert first.startswith("PermissionError")
+        assert other.startswith("CheckpointError")
+        assert "PermissionError" in other
+
     def test_local_rank_zero_runs_first(self, two_processes):
         """The second process starts after the first, and finds its results."""
         (first_began, first_found), (second_began, second_found) = (

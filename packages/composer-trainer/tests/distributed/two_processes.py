@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import composer.functional as cf
 from composer import distributed as cd
 from composer.core import Algorithm, DataSpec, State
+from composer.foreign import files
 from composer.trainer.data.settings import TrainingData
 
 warnings.simplefilter("error")
@@ -228,7 +229,7 @@ LAWS = {
 def error_of(call):
     try:
         call()
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -381,7 +382,7 @@ def check_totals():
     parallel = cd.Parallelism()
     parallel.prepare(State(nn.Linear(2, 2)))
     own = cd.BatchShare(3 + 2 * rank, 10 + rank, 1 + 2 * rank, 1 + rank, 1.0 + rank, stop=rank == 1)
-    batch = parallel.exchange_counts(own, usual=4)
+    batch = parallel.exchange_counts(own, usual_elements=4)
     early_weight = batch.weight()
     totals, weight = batch.totals(), early_weight * batch.correction()
     means = parallel.reduce_mean({"a": torch.tensor(1.0 + rank), "b": torch.tensor([4.0], dtype=torch.bfloat16)})
@@ -393,6 +394,17 @@ def check_totals():
         "means": {name: value.tolist() for name, value in means.items()},
         "nothing": error_of(nothing.totals),
     }
+
+
+def check_source(folder):
+    path = folder / "one.pt"
+    if cd.get_global_rank() == 0:
+        files.source_of = error_source
+    return error_of(partial(files.agreed_source, path))
+
+
+def error_source(path):
+    raise PermissionError(path)
 
 
 def check_samplers():
@@ -444,6 +456,7 @@ def main(folder):
         "order": check_order(folder),
         "totals": check_totals(),
         "samplers": check_samplers(),
+        "source": check_source(folder),
     }
     cd.barrier()
     cd.close_dist()

@@ -18,6 +18,7 @@ def test_names_with_the_ending_of_files(tmp_path):
     files.pipe({"/names/ep1/manifest.json": b"", "/names/ep2.pt": b"", "/names/ep2/manifest.json": b""})
 
     assert source_of("nowhere://bucket/model.pt") == ForeignFile("nowhere://bucket/model.pt")
+    assert source_of("s3://model.pt") == ForeignFile("s3://model.pt")
     assert source_of(tmp_path / "bert.pt") == ForeignFile(tmp_path / "bert.pt")
 
     (tmp_path / "bert" / "manifest.json").touch()

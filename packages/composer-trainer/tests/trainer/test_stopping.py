@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from composer.checkpoint import newest_checkpoint
-from composer.core import Callback
+from composer.core import Callback, Evaluator
 from composer.trainer.stopping import Stopped, StopSignals
 from fixtures import make_loader, runs, small_run
 
@@ -262,6 +262,20 @@ class TestCtrlC:
         weights = trainer.state.model.state_dict()
         assert all(torch.equal(weights[name], one) for name, one in expected.state.model.state_dict().items())
         assert not interrupting.closed
+
+    def test_metrics_after_an_interrupted_evaluation(self):
+        """An evaluation by fewer metrics changes those of later ones no more if it is interrupted."""
+        interrupting = Interrupting("eval_batch_start")
+        trainer = self.run(interrupting)
+        trainer.fit(duration="6ba")
+        trainer.state.timestamp = trainer.state.timestamp.to_next_batch()
+        fewer = Evaluator(label="eval", dataloader=make_loader(), metric_names=["CrossEntropy"])
+
+        with pytest.raises(KeyboardInterrupt):
+            trainer.eval(fewer)
+
+        assert interrupting.is_sent
+        assert {*trainer.eval()["eval"]} == {"CrossEntropy", "MulticlassAccuracy"}
 
     def test_closed_with_the_trainer(self):
         """What was interrupted is closed by close(), and when the trainer is deleted."""

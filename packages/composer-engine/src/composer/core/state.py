@@ -460,7 +460,7 @@ class State(FormerState):
         Raises:
             StateMismatchError: As raised by :meth:`load_state_dict`.
         """
-        return saved_state.compare(self, saved_state.decoded(state), strict=strict)
+        return saved_state.compare(self, saved_state.decode_state(state), strict=strict)
 
     def load_state_dict(
         self,
@@ -498,7 +498,7 @@ class State(FormerState):
             (17, ())
         """
         options: dict[str, Any] = {"excluded": exclude_algorithms or (), "passes": algorithm_passes, "logger": logger}
-        return saved_state.load(self, saved_state.decoded(state), strict=strict, **options)
+        return saved_state.load(self, saved_state.decode_state(state), strict=strict, **options)
 
     def get_model_state_dict(self) -> dict[str, Any]:
         """Return the model's weights by their names in the unwrapped model; they are not copied."""

@@ -12,7 +12,7 @@ from composer.core import Callback, Logger, State
 from composer.core.checks import integer, number
 from composer.core.optimizers import unwrapped
 from composer.core.saving.components import transient
-from composer.core.saving.model_state import bare_model, bare_name
+from composer.core.saving.model_state import bare_model, bare_name, named_parameters
 
 
 def _to_groups(given: Sequence[str | Sequence[str]] | None) -> list[list[str]] | None:
@@ -57,11 +57,7 @@ class GradualUnfreezing(Callback):
         Raises:
             ValueError: A module does not exist, or ``rates`` differ with a scheduler of torch.
         """
-        self._always_frozen = {
-            bare_name(name)
-            for name, parameter in bare_model(state.model).named_parameters()
-            if not parameter.requires_grad
-        }
+        self._always_frozen = {name for name, parameter in named_parameters(state.model) if not parameter.requires_grad}
         factors = {parameter: self.rates**group for parameter, group in self._group_of_each(state.model).items()}
         for optimizer in map(unwrapped, state.optimizers) if self.rates != 1 else ():
             _split_groups(optimizer, factors)
@@ -107,7 +103,7 @@ class GradualUnfreezing(Callback):
             for parameter in (one for name in group for one in modules[name].parameters()):
                 found.setdefault(parameter, place)
         rest = len(groups) if self.groups else len(groups) - 1
-        named = [(bare_name(name), parameter) for name, parameter in bare_model(model).named_parameters()]
+        named = named_parameters(model)
         return {one: found.get(one, rest) for name, one in named if name not in self._always_frozen}
 
 

@@ -1,7 +1,7 @@
 """From a path or URL to a checkpoint: its folder and name, or the newest undamaged checkpoint of a folder.
 
 :func:`follow` follows a path and links to a checkpoint, or to a folder of checkpoints. :func:`locate` and
-:func:`open_checkpoint` are for one process, and choose in a folder by :func:`newest_checkpoint`. :func:`agreed_path`
+:func:`open_checkpoint` ask no other process, and choose in a folder by :func:`newest_checkpoint`. :func:`agreed_path`
 and :func:`agreed_newest` do the same for all processes, which have to call them together: rank 0 follows the path and
 lists the folder, and all compare contents and load from the path that they return. Nothing here changes a folder.
 """

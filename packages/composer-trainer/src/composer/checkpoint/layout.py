@@ -393,7 +393,7 @@ def region_here(tensor: Any, known: KnownRegions) -> Region | None:
 @torch.no_grad()  # a DTensor returns its local tensor much faster without a graph
 def pack_files(
     tensors: Mapping[str, Mapping[str, Any]],
-    writes: FilesOfProcess,
+    files: FilesOfProcess,
     *,
     copy: bool,
     memory: KeptMemory | None = None,
@@ -407,7 +407,7 @@ def pack_files(
 
     Args:
         tensors: The tensors by kind and name.
-        writes: The names of the tensors in each file, as :func:`plan_files` returns them for this rank.
+        files: The names of the tensors in each file, as :func:`plan_files` returns them for this rank.
         copy: Whether the tensors may change before the contents are written.
         memory: The copies of an earlier save that has been written, to be used again; those of this one replace them.
         metadata: The metadata of files that are in no layout, by name.
@@ -419,7 +419,7 @@ def pack_files(
     memory, headers = {} if memory is None else memory, {} if headers is None else headers
     kept: KeptMemory = {}
     packed, devices = {}, set()
-    for file, names in writes.items():
+    for file, names in files.items():
         kind = kind_of(file)
         for name in names:
             tensor = tensors[kind][name]

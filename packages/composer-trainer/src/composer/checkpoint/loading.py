@@ -288,8 +288,8 @@ class SavedRun:
         warnings: What the user has to know when it is loaded.
         ignored: The paths of what is not loaded.
         averages_of: The algorithm whose averages are the weights; empty if the saved weights are.
-        report: The result of comparing it with the run.
-        load_extra: Loads what was saved beside the state.
+        report: The result of comparing it with the run, which :meth:`LoadRequest.prepare` sets.
+        load_extra: Loads what was saved beside the state; set there, too.
     """
 
     path: str
@@ -382,7 +382,7 @@ class SavedRun:
         for record in (one for one in (records if isinstance(records, list) else ()) if dictionary(one)):
             key, averages = record.get("key"), dictionary(record.get("state")).get(_AVERAGES, {})
             with _naming_state(self.path):
-                read(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")
+                read(averages, dict[str, Tensor], f"algorithms.{key}.{_AVERAGES}")  # which checks them
             if not averages:
                 continue
             for name, weight in weights.items():

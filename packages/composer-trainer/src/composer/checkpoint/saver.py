@@ -220,7 +220,7 @@ class CheckpointSaver(Callback):
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Note that the metrics of data have been computed."""
-        self._due.measured[str(state.dataloader_label)] = int(state.timestamp.batch)
+        self._due.measured[state.dataloader_label or "train"] = int(state.timestamp.batch)
 
     epoch_end = eval_end  # that of this class: the training metrics of an epoch have been computed
 
@@ -275,7 +275,7 @@ class CheckpointSaver(Callback):
         names, batch = self._names(state), int(state.timestamp.batch)
         # In all processes, because it exchanges data between them.
         extra = {} if self.resume_data is None else self.resume_data(weights_only=self.weights_only)
-        moment = _Moment(names.checkpoint, batch, extra.get("interrupted"), self._due.best_at == batch)
+        moment = _Moment(names.checkpoint, batch, extra.get("interrupted"), is_best=self._due.best_at == batch)
         if moment == self._moment:
             return
         # Before the copy, so that there is only one in memory. CUDA fills pinned memory at any time after the copy is

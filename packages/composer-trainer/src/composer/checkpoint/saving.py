@@ -219,8 +219,10 @@ def take_snapshot(
         contents: dict[str, list[memoryview]] | Exception
         try:
             # Evaluation weights are in the model only within the block, and are copied in any case.
-            copy = copy or has_other_weights
-            contents = pack_files(tensors, files, copy=copy, memory=memory, metadata=metadata, headers=writers.headers)
+            is_copied = copy or has_other_weights
+            contents = pack_files(
+                tensors, files, copy=is_copied, memory=memory, metadata=metadata, headers=writers.headers
+            )
         except Exception as error:
             if writers.is_alone:
                 raise

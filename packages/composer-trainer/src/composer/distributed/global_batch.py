@@ -17,7 +17,7 @@ have 3 and 5 samples, which have a mean of 4:
 What a process counts is a :class:`BatchShare`, and what all count together a :class:`GlobalBatch`.
 ``Parallelism.exchange_counts`` sends a share by a :class:`CountExchange` and returns :class:`BatchWeights`, which
 receive the others when a count of all processes is needed. In a single process, where the share is the batch, the
-Trainer uses nothing else of this file.
+Trainer uses only the reasons to stop of this file.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ class BatchWeights:
         1.0
     """
 
-    __slots__ = ("_data_size", "_exchange", "_is_exact", "_totals", "_usual_elements", "_was_on_device", "own")
+    __slots__ = (
+        "_data_size", "_exchange", "_needs_no_correction", "_totals", "_usual_elements", "_was_on_device", "own",
+    )  # fmt: skip
 
     def __init__(
         self, own: BatchShare, usual_elements: int | None = None, exchange: CountExchange | None = None
@@ -142,7 +144,7 @@ class BatchWeights:
         self.own, self._usual_elements, self._exchange = own, usual_elements, exchange
         self._totals: GlobalBatch | None = None
         self._data_size = 1 if exchange is None else exchange.data_size
-        self._is_exact = self._data_size == 1  # whether the weights need no correction
+        self._needs_no_correction = self._data_size == 1
         # Read now, as receiving the counts of this batch replaces it.
         self._was_on_device = own.on_device if exchange is None else exchange.last.on_device
 
@@ -181,7 +183,7 @@ class BatchWeights:
         Raises:
             ValueError: As :meth:`totals`.
         """
-        if self._usual_elements is None or self._is_exact:
+        if self._usual_elements is None or self._needs_no_correction:
             return 1.0
         return self._usual_elements * self._data_size / self.totals().elements
 
@@ -200,7 +202,7 @@ class BatchWeights:
             ValueError: As :meth:`totals`.
         """
         if self._uses_device():
-            self._is_exact = True
+            self._needs_no_correction = True
             numbers = [torch.zeros((), device=device)] * len(microbatches) if elements is None else elements
             return weighted_by(microbatches, numbers, 1 if self._exchange is None else self._exchange.world_size)
         weight = self.weight()

@@ -61,8 +61,8 @@ _REMEDIES: dict[type, str] = {
 }
 """What replaces a sampler of torch in several processes."""
 
-END: Any = object()
-"""Represents the batch after the last one."""
+NO_BATCH: Any = object()
+"""Stands for the batch after the last one."""
 
 
 def get_sampler(
@@ -397,7 +397,7 @@ def real_indices(batches: Iterable[list[Any]], num_real: int) -> Iterator[list[A
         yield real or batch
 
 
-def in_step(batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch, bool]]:
+def in_step(batches: Iterator[Batch], last: Batch = NO_BATCH) -> Iterator[tuple[Batch, bool]]:
     """Yield a process's batches until those of all processes have ended, each with whether it must be counted.
 
     A process without further batches yields copies of its last one, or one of another process if it had none. They must
@@ -412,23 +412,23 @@ def in_step(batches: Iterator[Batch], last: Batch = END) -> Iterator[tuple[Batch
         >>> list(in_step(iter([[1, 2], [3]])))
         [([1, 2], True), ([3], True)]
     """
-    batch = next(batches, END)
-    spare = last if batch is END else batch
+    batch = next(batches, NO_BATCH)
+    spare = last if batch is NO_BATCH else batch
     # A process may have had no batch at all, and needs one to compute with.
-    has_batch, has_spare = zip(*all_gather_object((batch is not END, spare is not END)), strict=True)
+    has_batch, has_spare = zip(*all_gather_object((batch is not NO_BATCH, spare is not NO_BATCH)), strict=True)
     continues = any(has_batch)
     if continues and not all(has_spare):
-        received = [None if spare is END else spare]
+        received = [None if spare is NO_BATCH else spare]
         broadcast_object_list(received, src=has_spare.index(True))
-        spare = received[0] if spare is END else spare
+        spare = received[0] if spare is NO_BATCH else spare
     while continues:
-        if batch is END:
+        if batch is NO_BATCH:
             yield copy.deepcopy(spare), False  # a copy, because algorithms may change a batch in place
         else:
             spare = batch
             yield batch, True
-            batch = next(batches, END)
-        continues = any_rank(batch is not END)
+            batch = next(batches, NO_BATCH)
+        continues = any_rank(batch is not NO_BATCH)
 
 
 def real_parts(parts: Iterable[Batch], num_real: int | None, spec: DataSpec) -> Iterator[tuple[Batch, bool]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from functools import partial
 
 import attrs
 
@@ -15,6 +16,7 @@ from composer.checkpoint.loading import SavedRun, Source
 from composer.checkpoint.manifest import MANIFEST
 from composer.core import State
 from composer.distributed import from_rank_zero, get_global_rank
+from composer.distributed.collectives import failing_in_all_processes
 from composer.foreign.composer_files import ComposerFile, names_here
 from composer.foreign.pt_files import SUFFIX, open_files, saved_run
 from composer.foreign.torch_files import read_file, weights_in
@@ -100,9 +102,10 @@ def agreed_source(path: str | os.PathLike[str]) -> str | Source:
         CheckpointError: With several processes, in each, if there is no checkpoint; else the load raises it.
     """
     source, has_files = path, False
-    if get_global_rank() == 0:
-        source = source_of(path)
-        has_files = not isinstance(source, Source) and any(local_path(source).glob(f"*{SUFFIX}"))
+    with failing_in_all_processes("cannot be loaded: looking for it", partial(CheckpointError, path)):
+        if get_global_rank() == 0:
+            source = source_of(path)
+            has_files = not isinstance(source, Source) and any(local_path(source).glob(f"*{SUFFIX}"))
     source, has_files = from_rank_zero((source, has_files))
     newest = agreed_newest(open_files(source), None, weights_only=None) if has_files else None
     source = source if newest is None else source_of(newest)
@@ -113,10 +116,10 @@ def _checkpoint_named(text: str) -> str | Source | None:
     """Return the checkpoint that a name of a file leads to, or that is a folder of the name, also without its end."""
     if not text.endswith(SUFFIX) or text.startswith("http"):  # a site is not asked for the names in a folder
         return None
-    parent, file = split_path(text)
-    folder, inside = open_folder(parent), "" if is_remote(text) else f"/{MANIFEST}"  # a link at a URL is a file
-    names = file, file.removesuffix(SUFFIX), re.sub(r"-rank\d+\.pt$", "", file)
     with contextlib.suppress(CheckpointError, ImportError):  # what opens the file raises it
+        parent, file = split_path(text)
+        folder, inside = open_folder(parent), "" if is_remote(text) else f"/{MANIFEST}"  # a link at a URL is a file
+        names = file, file.removesuffix(SUFFIX), re.sub(r"-rank\d+\.pt$", "", file)
         target = follow_link(folder, file)  # where links are not supported, it is a file with a name
         if target != file:
             is_file = target.endswith(_ENDINGS) and not folder.exists(f"{target}/{MANIFEST}")

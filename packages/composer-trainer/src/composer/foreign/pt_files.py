@@ -251,7 +251,7 @@ def open_files(path: str | os.PathLike[str], *, replaces: bool = False) -> Folde
     return open_folder(path) if is_remote(path) else FileFolder(local_path(path).absolute(), replaces)
 
 
-def save_as_files(state: State, *, is_split: bool) -> None:
+def let_savers_write_files(state: State, *, is_split: bool) -> None:
     """Let savers whose names of checkpoints end in ``.pt`` write files, if nothing is in the way, else warn.
 
     Those for which this was decided before are left as they are.

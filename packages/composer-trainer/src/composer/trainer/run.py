@@ -23,7 +23,7 @@ import torch
 from composer.core import Engine, Event, TimeUnit
 from composer.core.evaluator import enter_training_mode
 from composer.distributed.global_batch import STOP_CALLED, STOP_SIGNAL
-from composer.distributed.samplers import END
+from composer.distributed.samplers import NO_BATCH
 from composer.trainer.evaluation.metrics import log_train_metrics
 from composer.trainer.gradients import BatchGradients
 from composer.trainer.stopping import Stopped, StopSignals, agree_on_stop, end_here
@@ -144,7 +144,7 @@ class Run:
     def next_batch(self) -> bool:
         """Set the state's next batch; return False at the end of the epoch."""
         batch = self.batches.next()
-        if batch is END:
+        if batch is NO_BATCH:
             return False
         position = self.batches.position
         if self.state.dataloader_len != position.length:  # the epoch has more batches than announced

@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from composer.distributed import all_reduce_min, any_rank, get_world_size
-from composer.distributed.samplers import END
+from composer.distributed.samplers import NO_BATCH
 from composer.loggers.interruption import without_traceback
 
 if TYPE_CHECKING:
@@ -113,11 +113,11 @@ class StopSignals:
         """
         iterator, most = iter(elements), 1
         while most:
-            element = next(iterator, END)
-            most = -all_reduce_min(-2 if self.received is not None else -(element is not END))
+            element = next(iterator, NO_BATCH)
+            most = -all_reduce_min(-2 if self.received is not None else -(element is not NO_BATCH))
             if most == 2:
                 self.check()
-            if element is not END:
+            if element is not NO_BATCH:
                 yield element
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

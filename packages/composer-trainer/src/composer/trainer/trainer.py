@@ -30,7 +30,7 @@ from composer.core import (
     evaluation_weights,
 )
 from composer.export.inference import Transform, export_for_inference
-from composer.foreign.pt_files import SUFFIX, save_as_files, save_in_one_file
+from composer.foreign.pt_files import SUFFIX, let_savers_write_files, save_in_one_file
 from composer.functional.checks import check_flags, check_subset
 from composer.loggers.hyperparameters import given_arguments
 from composer.loggers.interruption import report_interruption
@@ -307,14 +307,14 @@ class Trainer(Assembly):
             ValueError: There is no data or no duration, or a value is out of range.
         """
         check_flags(reset_time=reset_time)
-        state, started_at = self.state, time.perf_counter()
-        self.engine.check_open()
-        self._parallel.activate()
         if self._dry_run:
             train_subset_num_batches = self._dry_run
             eval_dataloader = None if eval_dataloader is None else short_evaluators(eval_dataloader, self._dry_run)
         # The arguments by name: data, schedule and evaluations each take those that their class declares.
         given = dict(locals())
+        state, started_at = self.state, time.perf_counter()
+        self.engine.check_open()
+        self._parallel.activate()
         # 1. The checks of the arguments, so that a call which raises an error here changes nothing.
         check_trainable(state.model)
         if self._has_default_optimizer:
@@ -366,7 +366,7 @@ class Trainer(Assembly):
         run.follow_clock()
         self.engine.forget_plan()
         self._fits.begin(self.state, self._schedule.schedulers, run.past_losses)
-        save_as_files(self.state, is_split=self._parallel.config.splits_model)  # by savers that were added since
+        let_savers_write_files(self.state, is_split=self._parallel.config.splits_model)  # savers added since
         # torchrun sends a SIGTERM to the other processes when one has exited.
         with self._stopped_by(run.signals):
             train(run)
@@ -420,11 +420,13 @@ class Trainer(Assembly):
         if eval_dataloader is not None:
             check_can_be_evaluated(self.state.model)
             prepare_metrics(self.state, evaluators)
-        with self._stopped_by(StopSignals()) as signals:
-            self.engine.run_event(Event.EVAL_STANDALONE_START)
-            results = evaluate(self.engine, evaluators, subset, signals)
-            self.engine.run_event(Event.EVAL_STANDALONE_END)
-        self.state.eval_metrics |= metrics  # restores the metrics of labels that the given data used, too
+        try:
+            with self._stopped_by(StopSignals()) as signals:
+                self.engine.run_event(Event.EVAL_STANDALONE_START)
+                results = evaluate(self.engine, evaluators, subset, signals)
+                self.engine.run_event(Event.EVAL_STANDALONE_END)
+        finally:
+            self.state.eval_metrics |= metrics  # restores the metrics of labels that the given data used, too
         return results
 
     @suggests_names

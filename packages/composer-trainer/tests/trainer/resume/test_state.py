@@ -409,14 +409,15 @@ class TestOptimizers:
         assert lines == [f"- optimizers.SGD.param_groups[0].{one}" for one in changed]
         assert all(one.filename.endswith(("runs.py", "test_state.py")) for one in caught)
 
-    def test_optimizers_that_are_not_loaded_are_not_compared(self, tmp_path):
+    @pytest.mark.parametrize("ignored", ["optimizers", "optimizers/*", "optimizers/SGD"])
+    def test_optimizers_that_are_not_loaded_are_not_compared(self, tmp_path, ignored):
         def run(rate, **options):
             model = make_classifier()
             return small_run(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=rate), **options)
 
         run(0.1, max_duration="1ep", save_folder=str(tmp_path), run_name="first").fit()
 
-        later = run(0.01, max_duration="2ep", load_path=str(tmp_path / "latest"), load_ignore_keys="optimizers")
+        later = run(0.01, max_duration="2ep", load_path=str(tmp_path / "latest"), load_ignore_keys=ignored)
 
         assert later.state.optimizers[0].param_groups[0]["lr"] == 0.01
 
@@ -486,6 +487,20 @@ def test_generators_are_saved_by_name():
     assert {*saved["data"]["objects"]["generators"]} == {"sampler.generator"}
 
 
+def test_data_of_other_processes_that_is_saved_again():
+    """As all processes have that of the first one, no number of processes resumes exactly from it."""
+    saved, run = plain(make_run(Noisy())._resume_state.values()), make_run(Noisy())._resume_state
+    problems, restore_run = run.compare(saved | {"world_size": 2}, (), "runs/ba1")
+    assert problems == []
+    restore_run()
+
+    assert run.values()["world_size"] == 0
+    again, continued = plain(run.values()), make_run(Noisy())._resume_state
+    continued.compare(again, (), "runs/ba1")[1]()
+    with pytest.warns(UserWarning, match="saved by other processes"):
+        continued.begin()
+
+
 def test_generators_are_restored():
     """A run continues with the draws that come after the save."""
     data, other = Noisy(), Noisy()
@@ -494,7 +509,7 @@ def test_generators_are_restored():
     expected = data.generator.random()
 
     resumed = make_run(other)._resume_state
-    problems, restore_run = resumed.read(saved, (), "runs/ba1")
+    problems, restore_run = resumed.compare(saved, (), "runs/ba1")
     assert problems == []
     restore_run()
     resumed.begin()

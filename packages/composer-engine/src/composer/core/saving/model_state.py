@@ -64,6 +64,16 @@ def weights(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return a model's parameters with their names in the unwrapped model.
+
+    Example:
+        >>> [name for name, _ in named_parameters(torch.nn.DataParallel(nn.Linear(2, 2)))]
+        ['weight', 'bias']
+    """
+    return [(bare_name(name), parameter) for name, parameter in bare_model(model).named_parameters()]
+
+
 def first_names(model: nn.Module) -> dict[str, str]:
     """Return for the name of each parameter the first name of the same parameter; tied ones have several.
 
@@ -141,7 +151,7 @@ def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
     bare.load_state_dict(loaded, strict=False)
 
 
-def _named_parameters(model: Any, optimizer: Optimizer) -> dict[str, Any]:
+def _parameters_by_name(model: Any, optimizer: Optimizer) -> dict[str, Any]:
     """Return the parameters of an optimizer by the names of :func:`_parameter_names`."""
     names = itertools.chain.from_iterable(_parameter_names(model, optimizer))
     return dict(zip(names, held_parameters(optimizer.param_groups), strict=True))
@@ -149,8 +159,7 @@ def _named_parameters(model: Any, optimizer: Optimizer) -> dict[str, Any]:
 
 def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
     """Return the parameters' names by group; a parameter that the model does not have is named by its index."""
-    named = bare_model(model).named_parameters() if model is not None else ()
-    names = {id(parameter): bare_name(name) for name, parameter in named}
+    names = {id(parameter): name for name, parameter in (() if model is None else named_parameters(model))}
     return [
         [names.get(id(one), f"group {index} parameter {place}") for place, one in enumerate(group["params"])]
         for index, group in enumerate(optimizer.param_groups)
@@ -175,7 +184,7 @@ def optimizer_states(model: Any, optimizers: Sequence[Optimizer]) -> dict[str, A
 
 def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
     by_group, numbered = _parameter_names(model, optimizer), optimizer.state_dict()
-    parameters = _named_parameters(model, optimizer)
+    parameters = _parameters_by_name(model, optimizer)
     name_of = dict(zip(held_parameters(numbered["param_groups"]), parameters, strict=True))
     groups = zip(numbered["param_groups"], by_group, strict=True)
     state = {
@@ -255,7 +264,7 @@ def check_optimizers(
 def _added_groups(model: Any, optimizer: Optimizer, saved: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """Return those saved groups that were added in training: behind an optimizer's own, and with other parameters."""
     added = saved[len(optimizer.param_groups) :]
-    own = _named_parameters(model, optimizer) if added else {}
+    own = _parameters_by_name(model, optimizer) if added else {}
     return () if any(name in own for name in held_parameters(added)) else added
 
 
@@ -291,7 +300,7 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
             former.append((optimizer, optimizer.state, [*optimizer.param_groups]))
             try:
                 _add_groups(model, optimizer, saved[key]["param_groups"])
-                _load_named_state(_named_parameters(model, optimizer), optimizer, saved[key])
+                _load_named_state(_parameters_by_name(model, optimizer), optimizer, saved[key])
             except Exception as error:
                 for changed, state, groups in former:
                     changed.state, changed.param_groups = state, groups
@@ -304,7 +313,7 @@ def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[
 
 def _add_groups(model: Any, optimizer: Optimizer, saved: Sequence[dict[str, Any]]) -> None:
     if added := _added_groups(model, optimizer, saved):
-        parameters = {bare_name(name): parameter for name, parameter in bare_model(model).named_parameters()}
+        parameters = dict(named_parameters(model))
         for group in added:
             optimizer.add_param_group({**group, "params": [parameters[name] for name in group["params"]]})
 

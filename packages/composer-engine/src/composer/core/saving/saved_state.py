@@ -12,7 +12,7 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import attrs
 
@@ -178,7 +178,7 @@ def state_to_save(state: SavableState) -> dict[str, Any]:
     return data
 
 
-def decoded(saved: Any) -> Any:
+def decode_state(saved: Any) -> Any:
     """Return a state that :func:`~composer.core.to_data` has encoded; model and optimizers have their own methods.
 
     Raises:
@@ -253,8 +253,7 @@ def add_missing_algorithms(
         merged.insert(index, algorithm)
     if not parts:
         others = {name: part for name, part in saved.items() if name not in ("model", "optimizers")}
-        changed: Any = state
-        compare(attrs.evolve(changed, algorithms=merged), others, ignored=ignored, strict=strict)
+        compare(attrs.evolve(cast("Any", state), algorithms=merged), others, ignored=ignored, strict=strict)
     try:
         check_conflicts(merged)
         after = state.after_surgery([*made.values()], all_passes(passes), logger)

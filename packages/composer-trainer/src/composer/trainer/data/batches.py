@@ -28,7 +28,7 @@ from composer.core.data.batches import move_batch
 from composer.core.data.packing import has_packed_rows
 from composer.core.saving.randomness import preserve_rng_state
 from composer.distributed import all_agree, all_gather_object, get_data_world_size, get_world_size
-from composer.distributed.samplers import END, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
+from composer.distributed.samplers import NO_BATCH, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
 from composer.functional.datasets import by_epoch
 from composer.functional.nested import leaves
 from composer.trainer.data.objects import (
@@ -165,7 +165,7 @@ class Batches:
             raise unequal_lengths(lengths)
 
     def next(self) -> Batch:
-        """Return the epoch's next batch; ``END`` if there is none.
+        """Return the epoch's next batch; ``NO_BATCH`` if there is none.
 
         Raises:
             ValueError: The loader returned no batch in the epoch, or None as a batch.
@@ -174,11 +174,11 @@ class Batches:
         if self._batches is None:
             self._continue_with(self._begin(position.place))
         assert self._batches is not None
-        batch, is_own = next(self._batches, (END, True))
-        if batch is END:
+        batch, is_own = next(self._batches, (NO_BATCH, True))
+        if batch is NO_BATCH:
             self._check_end()
             position.set_end(position.place)
-            return END
+            return NO_BATCH
         # Algorithms may change it in place, and in_step repeats the last one; moving it makes a copy.
         if self._may_end_apart and self._device is None:
             batch = copy.deepcopy(batch)
@@ -279,7 +279,7 @@ class Batches:
         )
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
 
-        batches, last = self._begin(), END
+        batches, last = self._begin(), NO_BATCH
         for batch in tqdm(itertools.islice(batches, done), desc="loading to the resume point", total=done):
             last = batch
         self._continue_with(batches, last)
@@ -289,7 +289,7 @@ class Batches:
         self._objects_at_start = save_objects(self.objects.replayed)
         return self._order.begin(self._epoch, place)  # which may draw from these objects
 
-    def _continue_with(self, batches: Iterator[Batch], last: Batch = END) -> None:
+    def _continue_with(self, batches: Iterator[Batch], last: Batch = NO_BATCH) -> None:
         """Set the batches from the place on, and agree with the other processes on their end, if it is known now.
 
         While other processes have further batches than this one, it computes copies of its last one, which do not

@@ -238,18 +238,18 @@ class StatefulOrder(OpaqueOrder):
         if loaded is not None:
             # At the end of the data, the first iterator has no batch.
             both = itertools.chain(self._iterate(epoch), self._iterate(epoch))
-            create_generators(loaded["now"], self._parts, lambda: next(both, samplers.END))
+            create_generators(loaded["now"], self._parts, lambda: next(both, samplers.NO_BATCH))
             self._at_start = loaded["at_start"]
             self._set_generators(self._at_start)  # before the state of the loader, which may contain them, too
             self._load_state(loaded["state"])
             if place:
                 return self._iterate(epoch, place, loaded["now"])
             if loaded["left"]:
-                next(self._iterate(epoch), samplers.END)  # its iterator may be a generator, which a request begins
+                next(self._iterate(epoch), samplers.NO_BATCH)  # its iterator may be a generator, which a request begins
                 self._set_generators(loaded["now"])
         self._at_start = self._generators()
         batches = self._iterate(epoch)
-        if (first := next(batches, samplers.END)) is not samplers.END:
+        if (first := next(batches, samplers.NO_BATCH)) is not samplers.NO_BATCH:
             return itertools.chain([first], batches)
         # The former epoch ended at the end of the data, where the first iterator of some loaders has no batch.
         self._set_generators(self._at_start)

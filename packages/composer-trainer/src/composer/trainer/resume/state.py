@@ -4,8 +4,8 @@ A checkpoint contains it as ``extra``: values of the run (``_Saved``), and what 
 (``_OfProcess``), which each process writes and reads itself. :class:`ResumeState` lives as long as the Trainer:
 
 - a save calls ``data_to_save``, which returns all of it, by name;
-- a load, in the constructor, calls ``read``, which compares saved data with the run, and then ``restore_run`` of what
-  ``fit`` uses before ``begin``: evaluations that are due, the cool-down, what is trained, loggers; it keeps the rest;
+- a load, in the constructor, calls ``compare`` of saved data with the run, and then ``restore_run`` of what ``fit``
+  uses before ``begin``: evaluations that are due, the cool-down, what is trained, loggers; it keeps the rest;
 - ``fit`` calls ``check_data`` with its training data, which the constructor may not have had, and, after ``FIT_START``,
   ``begin``, which restores the rest. A save before that contains the loaded data;
 - the loop calls ``end``; ``fit(reset_time=True)`` calls ``forget``.
@@ -38,7 +38,7 @@ from composer.core.checks import bulleted, caller_level
 from composer.core.optimizers import unwrapped
 from composer.core.saving.codec import Record
 from composer.core.saving.components import by_key
-from composer.core.saving.model_state import bare_model, bare_name
+from composer.core.saving.model_state import bare_model, bare_name, named_parameters
 from composer.core.saving.randomness import check_rng_state, derive_seed, load_rng_state, rng_state
 from composer.core.saving.records import read
 from composer.distributed import broadcast_buffers, get_data_rank, get_global_rank, get_world_size
@@ -105,7 +105,7 @@ class _Saved(Record):
         process: What is saved of the first process.
         skipped_steps: How many steps were skipped because the loss scale was too large.
         tensor_parallel: How many processes had the same samples.
-        world_size: How many processes there were.
+        world_size: How many processes there were; 0 if they had loaded this from others, and saved it unused.
         own: What is saved of this process; None if it is the first, or there were not as many processes.
         cooldown: The cool-down of the run; None before it.
         optimizers: The arguments of the optimizers, by key and group, as the program had set them.
@@ -121,7 +121,7 @@ class _Saved(Record):
     process: _OfProcess
     skipped_steps: Tensor = attrs.field(validator=_check_one_number)
     tensor_parallel: int = attrs.field(validator=ge(1))
-    world_size: int = attrs.field(validator=ge(1))
+    world_size: int = attrs.field(validator=ge(0))
     own: _OfProcess | None = None
     cooldown: Cooldown | None = None
     optimizers: dict[str, list[dict[str, Any]]] = attrs.field(factory=dict)
@@ -163,7 +163,7 @@ class _Saved(Record):
 class _Loaded(NamedTuple):
     """What was loaded and takes effect in ``fit``, and the path of its checkpoint."""
 
-    saved: _Saved
+    record: _Saved
     path: str
 
 
@@ -199,7 +199,7 @@ class ResumeState:
         self._of_program = run_settings.settings_of_program(state.model, schedulers)
         self._objects = GivenObjects(state, data, logger)
         self._optimizers = _arguments_of(state.optimizers)
-        self._num_frozen = sum(not parameter.requires_grad for _, parameter in _parameters(state.model))
+        self._num_frozen = sum(not parameter.requires_grad for _, parameter in named_parameters(state.model))
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self.interrupted: dict[Event, list[str]] = {}
         self.cooldown: Cooldown | None = None
@@ -238,10 +238,11 @@ class ResumeState:
         """
         key = OWN_PROCESS if get_global_rank() else FIRST_PROCESS
         if self._loaded is not None:
-            loaded = self._loaded.saved
+            loaded = self._loaded.record
             values = {field.name: getattr(loaded, field.name) for field in attrs.fields(_Saved)}
             own, first = values.pop(OWN_PROCESS), values.pop(FIRST_PROCESS)
-            return values | {key: own or first}
+            as_before = {} if loaded.of_this_process() else {"world_size": 0}
+            return values | as_before | {key: own or first}
         state, batches = self._state, self._data.batches
         of_process = _OfProcess(
             data=None if batches is None else batches.save(),
@@ -256,7 +257,7 @@ class ResumeState:
             "interrupted": self._evaluations_due(),
             "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
             "optimizers": self._optimizers,
-            "requires_grad": {name: one.requires_grad for name, one in _parameters(state.model)},
+            "requires_grad": {name: one.requires_grad for name, one in named_parameters(state.model)},
             "settings": self._settings or self._find_settings(),
             "skipped_steps": self.skipped_steps,
             "tensor_parallel": get_tensor_parallel_size(),
@@ -307,10 +308,10 @@ class ResumeState:
         problems = self._check_process(record) or _problems_of_place(record, self._data.batches)
         return problems, partial(self.restore_run, record, path, ignored)
 
-    def _check_process(self, saved: _Saved) -> list[str]:
+    def _check_process(self, record: _Saved) -> list[str]:
         """Return the problems of loggers, generators and metrics: of this process, or of the first, if others saved."""
-        own, problems = saved.of_this_process(), list[str]()
-        path, process = "extra.process", saved.process if own is None else own
+        own, problems = record.of_this_process(), list[str]()
+        path, process = "extra.process", record.process if own is None else own
         try:
             self._logger.check_state_dict(process.loggers)
         except ValueError as error:
@@ -333,9 +334,9 @@ class ResumeState:
             ignored: The paths not to load, of which ``"optimizers"`` and those of the model count here.
         """
         self._loaded, self.cooldown, self.interrupted = _Loaded(record, path), record.cooldown, dict(record.interrupted)
-        if "optimizers" not in ignored:
-            self._warn_of_optimizers(record.optimizers)
-        for name, parameter in _parameters(self._state.model):
+        loaded = {key: one for key, one in record.optimizers.items() if not _is_ignored(f"optimizers.{key}", ignored)}
+        self._warn_of_optimizers(loaded)
+        for name, parameter in named_parameters(self._state.model):
             if name in record.requires_grad and not {"model", f"model/{name}"}.intersection(ignored):
                 parameter.requires_grad_(record.requires_grad[name])
         here = record.of_this_process() or (None if get_global_rank() else record.process)
@@ -364,7 +365,7 @@ class ResumeState:
         """
         with failing_in_all_processes("Comparing train_dataloader with the checkpoint", ValueError):
             loaded = self._loaded
-            if loaded is not None and (problems := _problems_of_place(loaded.saved, batches)):
+            if loaded is not None and (problems := _problems_of_place(loaded.record, batches)):
                 raise CheckpointMismatchError(loaded.path, problems)
 
     def begin(self) -> None:
@@ -375,32 +376,32 @@ class ResumeState:
         self._settings = self._find_settings()
         if loaded is not None:
             now = self._settings if self._seed is None else {**self._settings, "seed": self._seed}
-            run_settings.report_settings(loaded.saved.settings, now, loaded.path)
-            self._restore_data(loaded.saved)
+            run_settings.report_settings(loaded.record.settings, now, loaded.path)
+            self._restore_data(loaded.record)
         self._objects.watch()
 
-    def _restore_data(self, saved: _Saved) -> None:
+    def _restore_data(self, record: _Saved) -> None:
         """Restore the counts, the place in the data and the metrics; then modes, the objects of the user, and draws."""
-        state, batches, own = self._state, self._data.batches, saved.of_this_process()
+        state, batches, own = self._state, self._data.batches, record.of_this_process()
         objects = SavedObjects() if own is None else own.objects
-        state.previous_timestamp = saved.clock_before
-        self.skipped_steps.copy_(saved.skipped_steps)
-        if saved.microbatch_size is not None and state.auto_microbatching:
-            state.device_train_microbatch_size = saved.microbatch_size
+        state.previous_timestamp = record.clock_before
+        self.skipped_steps.copy_(record.skipped_steps)
+        if record.microbatch_size is not None and state.auto_microbatching:
+            state.device_train_microbatch_size = record.microbatch_size
         for optimizer in state.optimizers:
             # torch's schedulers warn if they step before an optimizer of this process has.
             setattr(optimizer, "_opt_called", True)  # noqa: B010
-        place = saved.place_to_continue(getattr(self._data.spec, "dataloader", None))
+        place = record.place_to_continue(getattr(self._data.spec, "dataloader", None))
         if batches is not None and place is not None:
             batches.load(place, objects.generators)
         if own is None:
-            self._warn_of_other_processes(saved)
+            self._warn_of_other_processes(record)
             for metric in state.train_metrics.values():
                 metric.reset()
         else:
             load_metrics(state.train_metrics, own.metrics, state.device)
         for name, module in _modules(state.model):
-            module.training = (saved.training or {}).get(name, module.training)
+            module.training = (record.training or {}).get(name, module.training)
         self._objects.load(objects)
         # The global generators are the last, as loading may draw from them.
         if own is None:  # not the seed of the beginning, whose draws the run has used
@@ -408,17 +409,17 @@ class ResumeState:
         else:
             load_rng_state(own.rng, state.device)
 
-    def _warn_of_other_processes(self, saved: _Saved) -> None:
+    def _warn_of_other_processes(self, record: _Saved) -> None:
         """Warn of what is not restored, as it depends on the number of processes."""
-        batches, place = self._data.batches, saved.process.data
+        batches, place = self._data.batches, record.process.data
         data = "the epoch continues with its next sample"
         if batches is not None and place is not None and not batches.place_reader.is_of_same_order(place):
             data = (
                 "the current epoch may repeat samples and skip others, as the data is not split by a DistributedSampler"
             )
         warnings.warn(
-            f"The checkpoint was saved by {saved.world_size} processes, and {get_world_size()} resume from it, of "
-            f"which {saved.tensor_parallel} had and {get_tensor_parallel_size()} have the same samples: "
+            f"The checkpoint was saved by {record.world_size or 'other'} processes, and {get_world_size()} resume from "
+            f"it, of which {record.tensor_parallel} had and {get_tensor_parallel_size()} have the same samples: "
             f"random draws differ, the states of data sets, samplers and other objects are not restored, "
             f"training metrics of the epoch start again, and {data}. "
             "An exact resume requires the same number of processes and the same mesh.",
@@ -455,22 +456,18 @@ def _arguments_of(optimizers: Iterable[Optimizer]) -> dict[str, list[dict[str, A
     return found
 
 
-def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(bare_name(name), parameter) for name, parameter in bare_model(model).named_parameters()]
-
-
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(bare_name(name), module) for name, module in bare_model(model).named_modules()]
 
 
-def _problems_of_place(saved: _Saved, batches: Batches | None) -> list[str]:
+def _problems_of_place(record: _Saved, batches: Batches | None) -> list[str]:
     """Return why training cannot continue at the saved place in these batches."""
-    place = saved.place_to_continue()
+    place = record.place_to_continue()
     return [] if place is None or batches is None else batches.place_reader.problems(place, batches.position)
 
 
 def _is_ignored(path: str, ignored: Collection[str]) -> bool:
-    """Return whether a generator, such as ``"callbacks.Mine.1.generator"``, is of a part or component not to load."""
+    """Return whether something, such as ``"callbacks.Mine.1.generator"``, is of a part or component not to load."""
     part, _, rest = path.partition(".")
     key = re.match(r"[^.]*(\.\d+)?", rest)
     return key is not None and not {part, f"{part}/{key[0]}"}.isdisjoint(ignored)

@@ -18,7 +18,7 @@ from composer.core import Engine, Event, Logger, Precision
 from composer.core.checks import as_list
 from composer.distributed import all_gather_object, broadcast_model, from_rank_zero, initialize_dist
 from composer.distributed.meta import is_on_meta
-from composer.foreign.pt_files import save_as_files
+from composer.foreign.pt_files import let_savers_write_files
 from composer.functional.dtensors import is_sharded
 from composer.loggers.fits import Fits
 from composer.loggers.hyperparameters import hyperparameters, plain_settings
@@ -94,14 +94,15 @@ class Assembly:
 
     def _initialize(self, settings: Settings) -> None:
         """Run the events of the construction, load what the run starts from, and log the hyperparameters."""
-        state, model = self.state, self.state.model
+        state = self.state
         self.engine.run_event(Event.INIT)
         # After INIT, so that the linear layers which algorithms have inserted are converted, too.
-        self._compute.prepare(model)
+        self._compute.prepare(state.model)
         self._parallel.compile_config = self._compute.compile_config
         self.engine.run_event(Event.BEFORE_LOAD)
-        save_as_files(state, is_split=self._parallel.config.splits_model)  # loggers have added the URLs of copies
-        if is_on_meta(model):
+        # Loggers have added the URLs of copies.
+        let_savers_write_files(state, is_split=self._parallel.config.splits_model)
+        if is_on_meta(state.model):
             self._parallel.prepare(state)  # sharded before it is loaded, so that no process has the complete model
         if from_rank_zero(settings.loading.is_given()):
             self._schedule.prepare_schedulers(state)
