@@ -83,6 +83,24 @@ def test_evaluation_returns_an_embedding_for_each_sample():
     assert torch.equal(model((samples, torch.arange(5))), model.module(samples))
 
 
+def test_one_sample():
+    """A last batch of one sample has no loss in evaluation; in training the error names the loader's setting."""
+    model = ComposerContrastive(network(), supervised=True)
+    batch = torch.randn(1, 1, 6, dtype=torch.float64), torch.tensor([3])
+
+    with pytest.raises(ValueError, match="drop_last=True"):
+        model.loss(model(batch), batch)
+
+    model.eval()
+    (metric,) = model.get_metrics(is_train=False).values()
+    for samples in (torch.randn(3, 6, dtype=torch.float64), batch[0][0]):
+        few = samples, torch.full((len(samples),), 3)
+        outputs = model(few)
+        model.update_metric(few, outputs, metric)
+    assert model.loss(outputs, few).item() == 0
+    assert metric.compute().item() > 0
+
+
 def test_only_its_own_split_keeps_the_loss():
     """A trainer is warned of its split, unless the model splits."""
     model = ComposerContrastive(network(), microbatch_size=2)

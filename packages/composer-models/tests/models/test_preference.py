@@ -21,7 +21,7 @@ from transformers import (
 from composer import functional as cf
 from composer.models import HuggingFaceModel, PreferenceModel
 
-WORDS, PAD = 20, 0
+WORDS, PAD = 20, 11  # another id than 0, which pads the batches
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
@@ -32,6 +32,15 @@ def make_network(cls=LlamaForCausalLM, **settings):
 
 def make_reward_network():
     return make_network(LlamaForSequenceClassification, num_labels=1)
+
+
+@torch.no_grad()
+def scores_of(network, pairs):
+    """Return the scores of answers that are computed alone, without padding, one by one."""
+    sides = ("chosen", "rejected")
+    return torch.tensor(
+        [[network(input_ids=pair[side]["input_ids"][None]).logits.item() for side in sides] for pair in pairs]
+    )
 
 
 def make_pairs(count=5):
@@ -165,17 +174,33 @@ class TestReward:
     def test_loss_is_that_of_bradley_and_terry(self):
         """The loss is that of the scores of complete answers, each computed alone."""
         network, pairs = make_reward_network(), make_pairs()
-        model, batch = PreferenceModel(network), cf.collate_pairs(pairs, pad_id=PAD)
+        model, batch = PreferenceModel(network), cf.collate_pairs(pairs)
 
         outputs = model(batch)
 
-        scores = [
-            [network(input_ids=pair[side]["input_ids"][None]).logits.item() for side in ("chosen", "rejected")]
-            for pair in pairs
-        ]
-        margins = torch.tensor(scores) @ torch.tensor([1.0, -1.0])
-        assert torch.allclose(outputs["rewards"], torch.tensor(scores), atol=1e-6)
+        scores = scores_of(network, pairs)
+        margins = scores @ torch.tensor([1.0, -1.0])
+        assert torch.allclose(outputs["rewards"], scores, atol=1e-6)
         assert model.loss(outputs, batch).item() == pytest.approx(-logsigmoid(margins).mean().item(), rel=1e-5)
+
+    @pytest.mark.parametrize("id", [0, 2, PAD])
+    def test_padding_has_no_score(self, id):
+        """The scores are those of the answers alone, whatever id pads them, which answers may contain and end with."""
+        network, pairs = make_reward_network(), make_pairs()
+        for place in (3, -1):
+            pairs[0]["chosen"]["input_ids"][place] = id
+
+        rewards = PreferenceModel(network)(cf.collate_pairs(pairs, pad_id=id))["rewards"]
+
+        assert torch.allclose(rewards, scores_of(network, pairs), atol=1e-6)
+
+    def test_decoder_without_padding_token(self):
+        """A decoder needs a padding token in its configuration, by which it finds the last token."""
+        network = make_reward_network()
+        network.config.pad_token_id = None
+
+        with pytest.raises(ValueError, match="no padding token is defined"):
+            PreferenceModel(network)(cf.collate_pairs(make_pairs()))
 
     def test_encoder(self):
         """A classifier with an encoder is a reward model, too."""
@@ -211,6 +236,11 @@ class TestErrors:
         for beta in (0, -0.1, float("nan")):
             with pytest.raises(ValueError, match="beta must be more than 0"):
                 PreferenceModel(make_network(), beta=beta)
+
+    def test_logits_are_not_the_outputs(self):
+        """Metrics get differences of rewards, so that there is no setting for logits."""
+        with pytest.raises(ValueError, match=r"use_logits must be False.* got True"):
+            PreferenceModel(make_network(), use_logits=True)
 
     def test_batches(self):
         """A batch of rows, and one without the reference, raise an error with the remedy."""

@@ -113,9 +113,12 @@ class ComposerContrastive(ComposerModel):
             batch: The batch, with labels if ``supervised``.
 
         Returns:
-            A scalar: the mean over the samples of this process, each compared with those of all.
+            A scalar: the mean over the samples of this process, each compared with those of all; of a single sample in
+            evaluation 0.
         """
         number = self._inputs(batch)[1]
+        if len(outputs) == 1 and not self.training:
+            return 0 * outputs.sum()
         everyone, first = gather_rows(outputs) if self.training else (outputs, 0)
         ids = torch.arange(len(everyone), device=outputs.device) // number
         labels = ids[first : first + len(outputs)]

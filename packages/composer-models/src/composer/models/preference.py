@@ -35,18 +35,19 @@ class PreferenceModel(HuggingFaceModel):
     conservative DPO. Weights are saved and exported as by :class:`HuggingFaceModel`.
 
     Args:
-        model: A causal language model, or one for sequence classification with ``num_labels=1``; or a
-            ``peft.PeftModel`` around one.
+        model: A causal language model, or one for sequence classification with ``num_labels=1``, which needs a
+            ``pad_token_id`` if it is a decoder; or a ``peft.PeftModel`` around one. Batches may have another id.
         tokenizer: The tokenizer, which is saved with the model.
         beta: How closely the language model stays to the reference; larger is closer. Not used for scores.
-        settings: Those of :class:`HuggingFaceModel`, such as ``peft_config``. Its ``metrics`` and ``eval_metrics`` are
-            updated with the probabilities that the first answer is preferred and the targets 1, both ``(N,)``, such as
-            those of ``torchmetrics.classification`` for two classes; a ``torchmetrics.MeanMetric`` with the
-            differences of the rewards. By default these are ``PreferenceAccuracy`` and ``RewardMargin``.
+        settings: Those of :class:`HuggingFaceModel` but ``use_logits``, such as ``peft_config``. Its ``metrics`` and
+            ``eval_metrics`` are updated with the probabilities that the first answer is preferred and the targets 1,
+            both ``(N,)``, such as those of ``torchmetrics.classification`` for two classes; a
+            ``torchmetrics.MeanMetric`` with the differences of the rewards. By default these are
+            ``PreferenceAccuracy`` and ``RewardMargin``.
 
     Raises:
         TypeError: ``model`` is neither, or another argument is of another type.
-        ValueError: ``beta`` is not positive, or see :class:`HuggingFaceModel`.
+        ValueError: ``beta`` is not positive, ``use_logits`` is True, or see :class:`HuggingFaceModel`.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -60,6 +61,8 @@ class PreferenceModel(HuggingFaceModel):
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, beta: float = 0.1, **settings: Any) -> None:
+        if settings.get("use_logits"):
+            raise ValueError("use_logits must be False, as metrics get rewards and no logits, got True.")
         check_interval("beta", beta, 0, float("inf"), "It weighs log-probabilities.", open_low=True, open_high=True)
         if settings.get("metrics") is None:
             from torchmetrics import Accuracy, MeanMetric  # noqa: PLC0415 (takes a second)
@@ -100,6 +103,9 @@ class PreferenceModel(HuggingFaceModel):
     def _scores(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the log-probabilities of the labelled tokens, or the scores of a classifier, shape ``(N, 2)``."""
         inputs = {name: batch[name].flatten(0, 1) for name in ("input_ids", "attention_mask")}
+        pad_id = getattr(self.config.get_text_config(), "pad_token_id", None)
+        if not self.shift_labels and pad_id is not None:  # by which a classifier finds the last token, not by the mask
+            inputs["input_ids"] = inputs["input_ids"].where(inputs["attention_mask"] != 0, pad_id)
         logits, shape = logits_of(super().forward(inputs)).float(), batch["input_ids"].shape[:2]
         if not self.shift_labels:
             return logits.view(shape)
@@ -130,7 +136,7 @@ class PreferenceModel(HuggingFaceModel):
         with kept_modes(self):
             self.eval()
             for start in range(0, len(pairs), batch_size):
-                batch = collate_pairs(pairs[start : start + batch_size], self.config.pad_token_id or 0)
+                batch = collate_pairs(pairs[start : start + batch_size])
                 references += self._scores({name: value.to(device) for name, value in batch.items()}).cpu().unbind()
         return [{**pair, "reference": reference} for pair, reference in zip(pairs, references, strict=True)]
 
