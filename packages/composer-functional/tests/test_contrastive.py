@@ -75,3 +75,16 @@ def test_low_precision_is_computed_in_float32():
     embeddings = torch.randn(12, 4).bfloat16()
 
     assert torch.equal(cf.contrastive_loss(embeddings, VIEWS), cf.contrastive_loss(embeddings.float(), VIEWS))
+
+
+def test_autocast_changes_nothing():
+    """Autocast computes no product in 16 bits, whatever the dtype of the embeddings."""
+    embeddings = torch.randn(12, 4, requires_grad=True)
+    losses = [cf.contrastive_loss(embeddings, VIEWS)]
+    with torch.autocast("cpu", torch.bfloat16):
+        losses.append(cf.contrastive_loss(embeddings, VIEWS))
+
+    gradients = [torch.autograd.grad(loss, embeddings)[0] for loss in losses]
+
+    assert torch.equal(*losses)
+    assert torch.equal(*gradients)

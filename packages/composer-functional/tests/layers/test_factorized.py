@@ -173,6 +173,18 @@ CONVOLUTIONS = {
 }
 
 
+def test_autocast_changes_no_factor():
+    """Autocast computes no factor in 16 bits."""
+    data = torch.randn(5, 6), 2
+    options = {"inputs": torch.randn(30, 6), "targets": torch.randn(30, 5)}
+    expected = cf.factorize_matrix(*data, **options)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = cf.factorize_matrix(*data, **options)
+
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_fraction_is_not_rounded_down():
     """A fraction of 0.29 of 100 features is 29, although ``0.29 * 100`` is less in floating point."""
     assert cf.FactorizedLinear(100, 100, latent_features=0.29).latent_features == 29
@@ -208,6 +220,15 @@ class TestSetRank:
         assert error == pytest.approx(_least_error(outputs.movedim(1, -1).flatten(0, -2), 2))
         assert layer.first.weight.shape == (2, 6, *layer.first.kernel_size)
         assert layer.latent_channels == layer.module0.out_channels == layer.module1.in_channels == 2
+
+    def test_autocast_keeps_the_dtype(self):
+        """Under autocast both weights stay in 32 bits."""
+        layer = cf.FactorizedLinear(12, 8, latent_features=6)
+
+        with torch.autocast("cpu", torch.bfloat16):
+            layer.set_rank(torch.randn(40, 12), 3)
+
+        assert {weight.dtype for weight in layer.parameters()} == {torch.float32}
 
     def test_current_rank_changes_nothing(self):
         """With the current rank the weights are the same parameters."""

@@ -133,6 +133,15 @@ class TestLaws:
         torch.testing.assert_close(cf.orthogonalize(given * scale, dtype=torch.float64), result, rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(cf.orthogonalize(given.mT, dtype=torch.float64), result.mT, rtol=1e-7, atol=1e-9)
 
+    def test_autocast_changes_nothing(self):
+        """The precision is that of the argument, also under autocast to another one."""
+        given = matrices((4, 6)).float()
+
+        with torch.autocast("cpu", torch.bfloat16):
+            found = cf.orthogonalize(given, dtype=torch.float32)
+
+        assert torch.equal(found, cf.orthogonalize(given, dtype=torch.float32))
+
     def test_zeros_remain(self):
         """A matrix of zeros, as the gradient of an unused layer, gives no NaN."""
         assert torch.equal(cf.orthogonalize(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4, dtype=torch.bfloat16))

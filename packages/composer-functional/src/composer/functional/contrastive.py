@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from composer.functional.checks import check_float_tensors, check_interval, check_tensors, check_whole
+from composer.functional.modes import without_autocast
 
 __all__ = ["contrastive_loss"]
 
@@ -36,7 +37,8 @@ def contrastive_loss(
     embeddings of all, of which the part's begin at row ``first``.
 
     Args:
-        embeddings: Shape ``(N, D)``, floating point; their lengths do not matter. Computed in float32 at least.
+        embeddings: Shape ``(N, D)``, floating point; their lengths do not matter. Computed in float32 at least,
+            also under autocast.
         labels: Shape ``(N,)``, integers.
         temperature: Similarities are divided by it; more than 0.
         candidates: What the samples are compared with, shape ``(M, D)``; ``embeddings`` if ``None``.
@@ -64,7 +66,8 @@ def contrastive_loss(
     _check_shapes(embeddings, labels, everyone, all_labels, first)
     dtype = torch.promote_types(embeddings.dtype, torch.float32)
     count, places = len(embeddings), torch.arange(len(everyone), device=embeddings.device)
-    scores = normalize(embeddings.to(dtype)) @ normalize(everyone.to(dtype)).T / temperature
+    with without_autocast(embeddings):
+        scores = normalize(embeddings.to(dtype)) @ normalize(everyone.to(dtype)).T / temperature
     is_itself = places == places[first : first + count, None]
     log_shares = scores.masked_fill(is_itself, -math.inf).log_softmax(1)
     is_positive = (labels[:, None] == all_labels) & ~is_itself
@@ -83,5 +86,6 @@ def _check_shapes(embeddings: Tensor, labels: Tensor, candidates: Tensor, candid
     if candidates.shape[1] != embeddings.shape[1] or len(candidates) < max(2, first + len(embeddings)):
         raise ValueError(
             f"candidates must be two or more embeddings, with the {len(embeddings)} samples from row {first} on, got "
-            f"shape {tuple(candidates.shape)} for embeddings {tuple(embeddings.shape)}. Give all that are compared."
+            f"shape {tuple(candidates.shape)} for embeddings {tuple(embeddings.shape)}. Give all that are compared; "
+            "drop_last=True of a loader leaves out a last batch of one sample."
         )

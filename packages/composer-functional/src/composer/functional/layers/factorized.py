@@ -17,6 +17,7 @@ from composer.functional.checks import (
     check_whole,
     check_whole_numbers,
 )
+from composer.functional.modes import without_autocast
 
 __all__ = ["FactorizedConv2d", "FactorizedLinear", "factorize_conv2d", "factorize_matrix"]
 
@@ -68,7 +69,8 @@ def factorize_matrix(
         )
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     if inputs is not None:
-        exact = _fit_to_data(exact, rank, inputs, targets)
+        with without_autocast(weight):
+            exact = _fit_to_data(exact, rank, inputs, targets)
     elif targets is not None:
         raise ValueError("targets must come with the inputs that they belong to, got inputs=None.")
     left, values, right = torch.linalg.svd(exact, full_matrices=False)
@@ -191,7 +193,8 @@ class _Factorized(nn.Module):
             return
         latent = self.first(input).movedim(self._channel_dim, -1)
         inner, outer = factorize_matrix(second.flatten(1), rank, inputs=latent)
-        smaller = (inner @ first.flatten(1)).view(rank, *first.shape[1:])
+        with without_autocast(first):
+            smaller = (inner @ first.flatten(1)).view(rank, *first.shape[1:])
         self._with_factors((smaller, outer.view(-1, rank, *second.shape[2:])), self.bias)
         for module, name in ((self, "latent"), (self.first, "out"), (self.second, "in")):
             setattr(module, f"{name}_{self._kind}", rank)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.backends.cpu import get_cpu_capability
 
 from composer.functional.checks import check_choice, check_float_tensors, check_interval, check_whole, described
+from composer.functional.modes import without_autocast
 
 __all__ = ["orthogonalize"]
 
@@ -96,10 +97,11 @@ def orthogonalize(
     norms = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
     x = x / (norms * _SAFETY if coefficients == "polar_express" else norms).clamp(min=eps)
     schedule = _schedule(coefficients)
-    for step in range(steps):
-        a, b, c = schedule[min(step, len(schedule) - 1)]
-        gram = torch.bmm(x, x.mT)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    with without_autocast(x):
+        for step in range(steps):
+            a, b, c = schedule[min(step, len(schedule) - 1)]
+            gram = torch.bmm(x, x.mT)
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if is_tall else x).reshape(matrices.shape)
 
 
