@@ -13,6 +13,7 @@ from composer.algorithms import EMA, SWA, DepthStacking, PostHocEMA
 from composer.checkpoint import CheckpointMismatchError
 from composer.core import AlgorithmConflictError, NoEffectWarning, evaluation_weights
 from composer.core.saving.codec import equal
+from composer.distributed import close_dist
 from composer.models import ComposerClassifier, HuggingFaceModel
 from composer.optim import LinearScheduler
 from fixtures import weights
@@ -186,9 +187,10 @@ class TestGrowth:
         with pytest.raises(AlgorithmConflictError, match="use EMA, which begins again"):
             run(DepthStacking("7ba"), PostHocEMA(str(tmp_path), "2ba"))
 
-    def test_a_sharded_model(self):
+    def test_a_sharded_model(self, request):
         """A model that FSDP2 has split raises an error before the first batch; growth at construction trains."""
         batches = []
+        request.addfinalizer(close_dist)
         options = {"parallelism_config": {"fsdp": {}}, "max_duration": "2ba"}
 
         def make():
