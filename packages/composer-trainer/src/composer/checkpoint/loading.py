@@ -11,9 +11,9 @@
 4. ``SavedRun.read_weights`` reads the data of the weights.
 5. ``LoadRequest.apply`` changes the run.
 
-``LoadRequest.prepare`` is the first four, which find what is wrong with the checkpoint. In ``load_in_all_processes``,
-no process applies before all have prepared. What is ignored keeps the run's own value: what
-``ignore_keys`` names, now or when the checkpoint was saved.
+``LoadRequest.prepare`` is the first four, which find what is wrong with the checkpoint, and returns a
+:class:`PreparedLoad`. In ``load_in_all_processes``, no process applies before all have prepared. What is ignored keeps
+the run's own value: what ``ignore_keys`` names, now or when the checkpoint was saved.
 """
 
 from __future__ import annotations
@@ -195,28 +195,28 @@ class LoadRequest:
             return CheckpointError(path, f"was not loaded: {reason}")
 
         with failing_in_all_processes("it", failed):
-            saved = self.prepare(path)
+            prepared = self.prepare(path)
         with failing_in_all_processes("Loading a checkpoint"):
-            return self.apply(saved)
+            return self.apply(prepared)
 
-    def prepare(self, path: str | os.PathLike[str]) -> SavedRun:
+    def prepare(self, path: str | os.PathLike[str]) -> PreparedLoad:
         """Return what :meth:`apply` loads, after the four steps before it; of these, only the second changes the run.
 
         Raises:
             CheckpointMismatchError: It does not fit.
         """
-        saved, problems = self.read(path), list[str]()
+        saved, problems, load_extra = self.read(path), list[str](), None
         parts, strict = (("model",), self.strict_model_weights) if self.weights_only else ((), False)
         excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
         if self.compare_extra is not None and not self.weights_only and "extra" not in saved.ignored:
-            problems_of_extra, saved.load_extra = self.compare_extra(saved.beside("extra"), saved.ignored, saved.path)
+            problems_of_extra, load_extra = self.compare_extra(saved.beside("extra"), saved.ignored, saved.path)
             problems += problems_of_extra
         try:
             added = () if problems else saved_state.add_missing_algorithms(
                 self.state, saved.state, parts=parts, ignored=saved.ignored, strict=strict,
                 excluded=excluded, passes=self.algorithm_passes, logger=self.logger,
             )  # fmt: skip
-            saved.report = saved_state.compare(
+            report = saved_state.compare(
                 self.state, saved.state, parts=parts, ignored=saved.ignored, strict=strict,
                 strict_weights=self.strict_model_weights, added=added,
             )  # fmt: skip
@@ -228,7 +228,7 @@ class LoadRequest:
         if problems:
             raise CheckpointMismatchError(saved.path, problems)
         saved.read_weights()
-        return saved
+        return PreparedLoad(saved, report, load_extra)
 
     def read(self, path: str | os.PathLike[str]) -> SavedRun:
         """Read what is to be loaded of a checkpoint or file; of a checkpoint's weights, only the shapes."""
@@ -244,12 +244,13 @@ class LoadRequest:
             saved.use_averages(model_state.first_names(self.state.model))
         return saved
 
-    def apply(self, saved: SavedRun) -> LoadedCheckpoint:
+    def apply(self, prepared: PreparedLoad) -> LoadedCheckpoint:
         """Load what fits the run, which must not have changed since :meth:`prepare`.
 
         Raises:
             CheckpointMismatchError: ``load_state_dict`` of an optimizer rejects its state.
         """
+        saved, report = prepared.saved, prepared.report
         changes = "" if self.weights_only else changed_environment(saved.beside("environment"), self.state.device)
         if changes:
             saved.warnings.append(f"Training that resumes from {saved.path} may not be bit-identical: {changes}.")
@@ -258,11 +259,11 @@ class LoadRequest:
             warnings.warn(text, UserWarning, stacklevel=caller_level())
         try:
             parts = {"model": saved.data["model"]} if self.weights_only else saved.state
-            saved_state.apply(self.state, parts, saved.report)
+            saved_state.apply(self.state, parts, report)
         except StateMismatchError as error:
             raise CheckpointMismatchError(saved.path, error.problems) from error
-        if saved.load_extra is not None:
-            saved.load_extra()
+        if prepared.load_extra is not None:
+            prepared.load_extra()
         if saved.averages_of and get_global_rank() == 0:
             _log.warning(
                 "The weights from %s are the averages of %s, with which the run was evaluated. To load its training "
@@ -271,7 +272,7 @@ class LoadRequest:
             )
         extra = {} if self.weights_only else saved.beside("extra")
         manifest = None if saved.opened is None else saved.opened.manifest
-        return LoadedCheckpoint(saved.path, saved.report, saved.ignored, extra, manifest, saved.averages_of)
+        return LoadedCheckpoint(saved.path, report, saved.ignored, extra, manifest, saved.averages_of)
 
 
 @attrs.define
@@ -288,8 +289,6 @@ class SavedRun:
         warnings: What the user has to know when it is loaded.
         ignored: The paths of what is not loaded.
         averages_of: The algorithm whose averages are the weights; empty if the saved weights are.
-        report: The result of comparing it with the run, which :meth:`LoadRequest.prepare` sets.
-        load_extra: Loads what was saved beside the state; set there, too.
     """
 
     path: str
@@ -300,8 +299,6 @@ class SavedRun:
     warnings: list[str] = attrs.field(factory=list)
     ignored: tuple[str, ...] = ()
     averages_of: str = ""
-    report: LoadReport = attrs.field(factory=LoadReport)
-    load_extra: LoadExtra = None
 
     @classmethod
     def of_checkpoint(cls, opened: OpenCheckpoint, run: State, *, weights_only: bool) -> SavedRun:
@@ -403,6 +400,21 @@ class SavedRun:
             model = self.data["model"]
             names = {name for name, one in model.items() if isinstance(one, Tensor) and one.is_meta}
             self.data["model"] = model | self.opened.tensors(MODEL, self.dtensors, names)
+
+
+@attrs.frozen
+class PreparedLoad:
+    """What :meth:`LoadRequest.apply` loads.
+
+    Args:
+        saved: What was read, with the data of the weights.
+        report: The result of comparing it with the run.
+        load_extra: Loads what was saved beside the state; None if that is not loaded.
+    """
+
+    saved: SavedRun
+    report: LoadReport
+    load_extra: LoadExtra
 
 
 class Source(os.PathLike[str]):

@@ -184,7 +184,8 @@ def optimizer_states(model: Any, optimizers: Sequence[Optimizer]) -> dict[str, A
 
 def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
     by_group, numbered = _parameter_names(model, optimizer), optimizer.state_dict()
-    parameters = _parameters_by_name(model, optimizer)
+    own = held_parameters(optimizer.param_groups)
+    parameters = dict(zip(itertools.chain.from_iterable(by_group), own, strict=True))
     name_of = dict(zip(held_parameters(numbered["param_groups"]), parameters, strict=True))
     groups = zip(numbered["param_groups"], by_group, strict=True)
     state = {

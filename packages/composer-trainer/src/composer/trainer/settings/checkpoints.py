@@ -99,14 +99,13 @@ class Loading:
         path = from_rank_zero(newest or (None if self.path is None else str(self.path)))
         if path is None:
             return
-        options: dict[str, Any] = {}
+        request = LoadRequest(state, algorithm_passes=passes, logger=engine.logger, compare_extra=resume_state.compare)
         if newest is None:
             path = path.replace("{run_name}", state.run_name).replace("{rank}", "0")
-            options = {"weights_only": self.weights_only, "strict_model_weights": self.strict}
-            options |= {"ignore_keys": self.ignore_keys, "exclude_algorithms": self.exclude_algorithms}
-        request = LoadRequest(
-            state, algorithm_passes=passes, logger=engine.logger, compare_extra=resume_state.compare, **options
-        )
+            request = attrs.evolve(
+                request, weights_only=self.weights_only, strict_model_weights=self.strict,
+                ignore_keys=self.ignore_keys, exclude_algorithms=self.exclude_algorithms,
+            )  # fmt: skip
         request.load_in_all_processes(agreed_source(latest_in(folder, path)))
         if newest is not None:
             clock = state.timestamp.counts
