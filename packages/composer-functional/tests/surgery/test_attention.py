@@ -384,6 +384,19 @@ class Own(nn.Module):
 LAYOUT = cf.AttentionLayout(Own, 4, "qkv", "qkv", "qkv", ("proj", "drop"))
 
 
+class Stack(nn.Module):
+    """Blocks that are lists themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([Own(), nn.Linear(8, 8)]) for _ in range(2))
+
+    def forward(self, x, **settings):
+        for attention, linear in self.layers:
+            x = linear(attention(x, **settings))
+        return x
+
+
 class Grouped(nn.Module):
     """Four heads of queries, and two of keys and values, in one layer."""
 
@@ -422,6 +435,18 @@ class TestLayout:
             model(torch.randn(2, 5, 8))
         with pytest.raises(RuntimeError, match="The attention got no first_values"):
             model[0](torch.randn(2, 5, 8))
+
+    def test_value_residual_in_nested_lists(self):
+        """Neither a number before the list of blocks nor one within a block is that of a layer."""
+        decoder, own = make().model, Stack()
+        expected = copy.deepcopy(decoder)
+        model = nn.Sequential(decoder, nn.Identity())
+        for one, layout in ((expected, None), (model, None), (own, LAYOUT)):
+            cf.apply_value_residual(one, layout=layout)
+
+        torch.testing.assert_close(model(IDS)[0], expected(IDS)[0], rtol=0, atol=0)
+        own(torch.randn(2, 5, 8)).sum().backward()
+        assert (own.layers[1][0].qkv.weights.grad != 0).all()
 
     @pytest.mark.parametrize(
         ("call", "text"),

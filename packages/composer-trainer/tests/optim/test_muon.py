@@ -365,10 +365,36 @@ class TestRows:
         state = optimizer.state[model.transformer.h[0].mlp.c_fc.weight]
         assert state["row_exp_avg_sq"].shape == (32,)
 
+    @pytest.mark.parametrize("rank", [8, 6])
+    @pytest.mark.parametrize("is_wrapped", [True, False])
+    @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+    def test_adapters(self, rank, is_wrapped):
+        """Only matrices with the outputs of the projection have its parts: not the first factor of LoRA."""
+        transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+        config = transformers.GPT2Config(n_embd=16, n_head=2, n_layer=2, vocab_size=11, n_positions=8)
+        lora = peft.LoraConfig(r=rank, target_modules=["c_attn"], fan_in_fan_out=True)
+        model = peft.get_peft_model(transformers.GPT2LMHeadModel(config), lora)
+        if is_wrapped:
+            cf.apply_qk_norm(model)
+
+        optimizer = muon_with_adamw(model, lr=0.01, fused={"*.c_attn": 3})
+
+        found = {name: group["fused"] for group in optimizer.param_groups for name in group["param_names"]}
+        assert {name.split(".")[-2]: parts for name, parts in found.items() if ".c_attn." in name and parts} == {
+            "base_layer": (16, 16, 16),
+            "default": (16, 16, 16),
+        }
+        assert {parts for name, parts in found.items() if "lora_A" in name} == {None}
+
+    def test_group_with_a_number(self):
+        """In a group, each part has its number of rows."""
+        with pytest.raises(ValueError, match=r"fused must be numbers of rows whose sum is 6, got 3\."):
+            Muon([{"params": make_weights()[:1], "fused": 3}])
+
     @pytest.mark.parametrize(
         ("fused", "message"),
         [
-            ({"0": 3}, "divides 8 outputs, got 3"),
+            ({"0": 3}, "divides 8 outputs, got 3 for '0' and '0.weight'"),
             ({"0": (4, 3)}, r"whose sum is 8, got \(4, 3\)"),
             ({"1": 2}, "fused must name hidden matrices, got '1.weight', which is a parameter of AdamW"),
             ({"layer": 2}, "fused must name parameters or modules, got 'layer'"),

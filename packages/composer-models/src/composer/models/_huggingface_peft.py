@@ -58,22 +58,27 @@ def with_adapters(model: PreTrainedModel, config: PeftConfig, name: str) -> Peft
 
 
 def save_adapters_alone(module: Any) -> None:
-    """Restrict the state dict of a module, saved and loaded, to the adapters of its PEFT model ``module.model``."""
-    module.register_state_dict_post_hook(_keep_adapters)
+    """Restrict the state dict of a module, saved and loaded, to what the base model of ``module.model`` lacks.
+
+    These are the adapters, layers that are added to the model later, and what is trained besides.
+    """
+    for layer in module.model.modules():
+        layer.is_of_base = True  # modules remain when weights are sharded or renamed
+    module.register_state_dict_post_hook(_keep_own)
     module.register_load_state_dict_post_hook(_allow_missing_base)
 
 
-def _keep_adapters(module: nn.Module, state_dict: dict[str, Any], prefix: str, _: object) -> None:
-    adapters = _adapter_names(module, {name.removeprefix(prefix): value for name, value in state_dict.items()})
+def _keep_own(module: nn.Module, state_dict: dict[str, Any], prefix: str, _: object) -> None:
+    kept = _saved_names(module, {name.removeprefix(prefix): value for name, value in state_dict.items()})
     for name in [name for name in state_dict if name.startswith(prefix)]:
-        if name.removeprefix(prefix) not in adapters:
+        if name.removeprefix(prefix) not in kept:
             del state_dict[name]
 
 
 def _allow_missing_base(module: nn.Module, incompatible_keys: Any) -> None:
     model: Any = module.model
     everything = {f"model.{name}": value for name, value in model.state_dict(keep_vars=True).items()}
-    base = everything.keys() - _adapter_names(module, everything)
+    base = everything.keys() - _saved_names(module, everything)
     # Inside another module, names have a prefix that is unknown here.
     missing = [name for name in incompatible_keys.missing_keys if _ends_with_one_of(name, base)]
     if len(missing) == len(base):  # if only some are missing, it is an incomplete state of the entire model
@@ -82,10 +87,10 @@ def _allow_missing_base(module: nn.Module, incompatible_keys: Any) -> None:
         ]
 
 
-def _adapter_names(module: nn.Module, state_dict: dict[str, Any]) -> set[str]:
-    """Return the names in the state of ``module`` of the tensors that PEFT would save for the adapters in ``model``.
+def _saved_names(module: nn.Module, state_dict: dict[str, Any]) -> set[str]:
+    """Return the names in the state of ``module`` of the tensors that are saved.
 
-    PEFT renames the tensors that it saves, so they are compared by identity.
+    PEFT renames the tensors that it saves for the adapters in ``model``, so they are compared by identity.
     """
     from peft import get_peft_model_state_dict  # noqa: PLC0415 (an extra)
 
@@ -93,13 +98,21 @@ def _adapter_names(module: nn.Module, state_dict: dict[str, Any]) -> set[str]:
     inside = {name.removeprefix("model."): value for name, value in state_dict.items() if name.startswith("model.")}
     saved: set[int] = set()
     for adapter in model.peft_config:
-        own = get_peft_model_state_dict(model, inside, adapter, save_embedding_layers=False)
-        saved |= {id(value) for value in own.values()}
+        of_adapter = get_peft_model_state_dict(model, inside, adapter, save_embedding_layers=False)
+        saved |= {id(value) for value in of_adapter.values()}
     resized = set(getattr(module, "resized_embeddings", ()))
+    own = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+    own |= {
+        f"{path}.{name}"
+        for path, layer in model.named_modules(remove_duplicate=False)
+        if not getattr(layer, "is_of_base", False)
+        for name in (*vars(layer)["_parameters"], *vars(layer)["_buffers"])
+    }
     return {
         f"model.{name}"
         for name, value in inside.items()
         if id(value) in saved
+        or name in own
         or name.startswith("prompt_encoder.")  # PEFT saves the embeddings of prompts under another name
         or _ends_with_one_of(name.replace(".base_layer.", "."), resized)
     }

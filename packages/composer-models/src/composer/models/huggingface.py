@@ -86,7 +86,8 @@ class HuggingFaceModel(PhaseMetricsModel):
         allow_embedding_resizing: Whether to add rows to embeddings with too few rows for the tokenizer.
         peft_config: The configuration of adapters to add to the model, such as ``peft.LoraConfig(...)``; only these are
             trained.
-        should_save_peft_only: Whether ``state_dict()`` of a model with adapters contains only the adapters.
+        should_save_peft_only: Whether ``state_dict()`` of a model with adapters contains only these, other parameters
+            that are trained, and layers that are added to the model later.
 
     Raises:
         ModuleNotFoundError: Transformers, or with ``peft_config`` PEFT, is not installed.

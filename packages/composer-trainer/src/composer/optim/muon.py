@@ -185,7 +185,10 @@ class Muon(SteppingOptimizer):
                     f"{parameter.dtype}. Use muon_with_adamw(model, lr=...), or a group with use_muon=False for others."
                 )
             rows, fused = _matrix_shape(parameter, group)[0], group["fused"]
-            if fused is not None and (sum(fused) != rows or min(fused) < 1):
+            counts = fused if isinstance(fused, Sequence) else ()
+            if fused is not None and (
+                not all(isinstance(one, int) and one > 0 for one in counts) or sum(counts) != rows
+            ):
                 raise ValueError(f"fused must be numbers of rows whose sum is {rows}, got {fused}.")
 
     def routing(self) -> str:
@@ -374,7 +377,8 @@ def muon_with_adamw(
         row_beta: The decay of the averages of the squares of rows, 0.95 in NorMuon; see :class:`Muon`.
         fused: Matrices that are several ones: their names, or those of their modules, with ``*`` for anything, and the
             number of equal parts of the outputs, or the outputs of each part: ``{"*.c_attn": 3}`` for queries, keys and
-            values. Projections that interleave these by head are no such matrices.
+            values. Of LoRA's factors in such a module, the one with its outputs has the parts. Projections that
+            interleave these by head are no such matrices.
         rounding: How 16-bit weights are rounded.
         divide_work: Whether each of several processes orthogonalizes only its share of the matrices.
 
@@ -486,14 +490,31 @@ def _layouts(model: nn.Module, fused: Mapping[str, int | Sequence[int]], *, has_
     layouts: dict[int, Group] = {
         one: {"transposed": True} for one, (_, is_transposed) in outputs.items() if is_transposed and has_rows
     }
+    names = {id(one): name for name, one in model.named_parameters()}
     for pattern, parts in fused.items():
-        for one in _named(model, [pattern], "fused") & outputs.keys():
+        inner = _inner_matrices(model, pattern, outputs)
+        for one in (_named(model, [pattern], "fused") & outputs.keys()) - inner:
             rows, is_transposed = outputs[one]
             if isinstance(parts, int) and (parts < 1 or rows % parts):
-                raise ValueError(f"fused must be a number that divides {rows} outputs, got {parts} for {pattern!r}.")
+                raise ValueError(
+                    f"fused must be a number that divides {rows} outputs, got {parts} for {pattern!r} and "
+                    f"{names[one]!r}."
+                )
             sizes = (rows // parts,) * parts if isinstance(parts, int) else tuple(parts)
             layouts[one] = {"fused": sizes, "transposed": is_transposed}
     return layouts
+
+
+def _inner_matrices(model: nn.Module, pattern: str, outputs: Mapping[int, tuple[int, bool]]) -> set[int]:
+    """Return the matrices in layers of a name whose outputs are not those of the layer, such as LoRA's first factor."""
+    found: set[int] = set()
+    for layer in (module for name, module in model.named_modules() if fnmatchcase(name, pattern)):
+        named: Any = layer
+        while not hasattr(named, "out_features") and isinstance(getattr(named, "layer", None), nn.Module):
+            named = named.layer  # of QKNorm and ValueResidual
+        if isinstance(width := getattr(named, "out_features", None), int):
+            found |= {id(one) for one in layer.parameters() if id(one) in outputs and outputs[id(one)][0] != width}
+    return found
 
 
 def _matrix_shape(weight: Tensor, group: Group) -> tuple[int, int]:

@@ -29,7 +29,12 @@ from composer.functional.layers.attention import (
 )
 from composer.functional.layers.derived import plain_class
 from composer.functional.surgery.architectures import find_described
-from composer.functional.surgery.optimizers import check_optimizers, update_params_in_optimizer
+from composer.functional.surgery.optimizers import (
+    check_optimizers,
+    find_holders,
+    join_group,
+    update_params_in_optimizer,
+)
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
 __all__ = ["AttentionLayout", "apply_gated_attention", "apply_qk_norm", "apply_value_residual"]
@@ -234,10 +239,12 @@ def apply_value_residual(
     """
     check_interval("initial_weight", initial_weight, 0, 1, "It is the weight of the first values.")
     stacks: dict[str, list[tuple[Any, AttentionLayout]]] = {}
-    for path, (attention, each) in _find_attentions(model, layout).items():
+    found = _find_attentions(model, layout)
+    for path, pair in found.items():
         parts = path.split(".")
-        number = next((place for place, part in enumerate(parts) if part.isdecimal()), len(parts))
-        stacks.setdefault(".".join(parts[: max(number - 1, 0)]), []).append((attention, each))
+        numbers = [place for place, part in enumerate(parts) if part.isdecimal()] or [len(parts)]
+        inner = (one for one in numbers[::-1] if sum(path.split(".")[:one] == parts[:one] for path in found) > 1)
+        stacks.setdefault(".".join(parts[: max(next(inner, numbers[0]) - 1, 0)]), []).append(pair)
     makers: dict[nn.Module, Callable[[Any], nn.Module]] = {}
     hooks: dict[nn.Module, Callable[..., Any]] = {}
     for path, pairs in stacks.items():
@@ -337,16 +344,17 @@ def _replace(
         after = [*model.named_parameters()]
         kept = [pair for pair in after if id(pair[1]) in former]
         update_params_in_optimizer(before, kept, optimizers)
-        for name, parameter in after:
+        holders = find_holders(optimizers)
+        held = [pair for pair in kept if id(pair[1]) in holders]
+        for name, parameter in after if held else ():
             if id(parameter) not in former:
-                like = [pair for pair in kept if pair[1].ndim == parameter.ndim and pair[1].requires_grad] or kept
-                like.sort(key=partial(_distance, name))
-                update_params_in_optimizer(like, [*like, (name, parameter)], optimizers)
+                source = min(held, key=partial(_unlikeness, name, parameter))
+                join_group(source, (name, parameter), optimizers)
     return report
 
 
-def _distance(name: str, pair: tuple[str, nn.Parameter]) -> int:
-    """Return a number that is less the more parts two names share at the beginning."""
-    return -sum(
-        1 for _ in takewhile(lambda both: both[0] == both[1], zip(name.split("."), pair[0].split("."), strict=False))
-    )
+def _unlikeness(name: str, parameter: nn.Parameter, pair: tuple[str, nn.Parameter]) -> tuple[bool, bool, bool, int]:
+    """Return what is less the more a parameter of an optimizer has in common with a new one."""
+    own, parts = name.split("."), pair[0].split(".")
+    shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(own, parts, strict=False)))
+    return pair[1].ndim != parameter.ndim, not pair[1].requires_grad, parts[-1] != own[-1], -shared

@@ -25,7 +25,9 @@ def update_params_in_optimizer(
     group, and its state if the shapes agree. Without an old parameter of the same name, it joins, without state, the
     group of the first old parameter whose name has the same last part (such as ``bias``), or else of the first old
     parameter, and gets the learning rate and weight decay of that group. The replacement of a parameter that no
-    optimizer held is not added to any optimizer.
+    optimizer held is not added to any optimizer. Where the parts of a group of Muon (``fused``) do not fit a new
+    parameter, it joins a group without parts and with otherwise equal settings, which is added if there is none:
+    create schedulers of torch afterwards.
 
     Args:
         old_params: Replaced parameters, or pairs ``(name, parameter)`` as ``named_parameters()`` returns them.
@@ -44,7 +46,7 @@ def update_params_in_optimizer(
         True
     """
     old, new = _with_names("old_params", old_params), _with_names("new_params", new_params)
-    holders = _find_holders(optimizers)
+    holders = find_holders(optimizers)
     trained = [(name, parameter) for name, parameter in old if id(parameter) in holders]
     has_names = any("param_names" in group for _, parameter in trained for _, group in holders[id(parameter)])
     if has_names and any(name is None for name, _ in new):
@@ -75,6 +77,7 @@ def update_params_in_optimizer(
             group["params"].insert(place, parameter)
             if inherits and source in optimizer.state and source.shape == parameter.shape:
                 optimizer.state[parameter] = optimizer.state[source]
+            _leave_layout(optimizer, group, parameter)
     for _, parameter in trained:
         if id(parameter) not in staying:
             for optimizer, group in holders[id(parameter)]:
@@ -105,6 +108,15 @@ def check_optimizers(optimizers: Optimizer | Iterable[Optimizer], model: nn.Modu
     return listed
 
 
+def join_group(
+    source: tuple[str, nn.Parameter], added: tuple[str, nn.Parameter], optimizers: Optimizer | Sequence[Optimizer]
+) -> None:
+    """Add a parameter of another kind of layer to the groups of a source, without settings of the source's layout."""
+    update_params_in_optimizer([source], [source, added], optimizers)
+    for optimizer, group in find_holders(optimizers).get(id(added[1]), ()):
+        _leave_layout(optimizer, group, added[1], is_of_other_kind=True)
+
+
 _Named = list[tuple[str | None, nn.Parameter]]
 _Group = dict[str, Any]
 
@@ -115,7 +127,7 @@ def _with_names(name: str, params: NamedParameters) -> _Named:
     return [each if isinstance(each, tuple) else (None, each) for each in params]
 
 
-def _find_holders(optimizers: Optimizer | Sequence[Optimizer]) -> dict[int, list[tuple[Optimizer, _Group]]]:
+def find_holders(optimizers: Optimizer | Sequence[Optimizer]) -> dict[int, list[tuple[Optimizer, _Group]]]:
     """Return the groups that hold each parameter, by identity."""
     holders: dict[int, list[tuple[Optimizer, _Group]]] = {}
     for optimizer in check_optimizers(optimizers):
@@ -155,6 +167,28 @@ def _translate(held_name: str, old_name: str | None, new_name: str | None) -> st
         return held_name
     recognised = old_name is not None and held_name.endswith(old_name)
     return held_name.removesuffix(old_name or "") + new_name if recognised else new_name
+
+
+def _leave_layout(optimizer: Optimizer, group: _Group, new: nn.Parameter, *, is_of_other_kind: bool = False) -> None:
+    """Move a parameter that parts and transposition of a group of Muon do not fit to a group without them."""
+    is_transposed, parts = group.get("transposed", False), group.get("fused")
+    rows = sum(parts) if isinstance(parts, Sequence) else None  # in groups of AdamW it is a flag
+    if new.ndim < 2 or not (rows or is_transposed):
+        return
+    if not is_of_other_kind and rows in {None, new.shape[-1 if is_transposed else 0]}:
+        return
+    plain = _settings(group) | {"fused": None, "transposed": False}
+    target = next((one for one in optimizer.param_groups if _settings(one) == plain), None)
+    if target is None:
+        target = plain | {name: [] for name in ("params", "param_names") if name in group}
+        optimizer.param_groups.append(target)
+    place = _place_of(group, new)
+    for name in {"params", "param_names"} & group.keys():
+        target[name].append(group[name].pop(place))
+
+
+def _settings(group: _Group) -> _Group:
+    return {name: value for name, value in group.items() if name not in {"params", "param_names"}}
 
 
 def _remove(optimizer: Optimizer, group: _Group, parameter: nn.Parameter) -> None:
