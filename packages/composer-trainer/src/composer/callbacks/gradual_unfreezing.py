@@ -25,8 +25,9 @@ def _to_groups(given: Sequence[str | Sequence[str]] | None) -> list[list[str]] |
 class GradualUnfreezing(Callback):
     """Train the last group of layers in the first epochs, and one more group every few epochs (arXiv:1801.06146).
 
-    What is trained depends on the epoch alone. Parameters without ``requires_grad`` before the training stay frozen.
-    Norms with running statistics, such as BatchNorm, are in evaluation mode as long as their weights are frozen. The
+    What is trained depends on the epoch alone. Parameters without ``requires_grad`` before the training stay frozen;
+    all others have it after each call of ``fit``. Norms with running statistics, such as BatchNorm, are in evaluation
+    mode as long as their weights are frozen; those without weights update their statistics in all epochs. The
     optimizers hold all parameters from the start.
 
     Args:
@@ -50,6 +51,7 @@ class GradualUnfreezing(Callback):
     epochs: int = integer(1, 1, meaning="Each further group is trained after so many epochs.")
     rates: float = number(1.0, 0, meaning="It multiplies the learning rate from group to group.")
     _always_frozen: set[str] = transient(factory=set)
+    _frozen: list[nn.Parameter] = transient(factory=list)
 
     def init(self, state: State, logger: Logger) -> None:
         """Find the groups, and give each its own learning rate.
@@ -68,6 +70,7 @@ class GradualUnfreezing(Callback):
         groups = self._group_of_each(state.model)
         for parameter, group in groups.items():
             parameter.requires_grad_(group <= current)
+        self._frozen = [parameter for parameter, group in groups.items() if group > current]
         for norm, group in _norms(state.model, groups):
             if group > current:
                 norm.eval()
@@ -84,6 +87,13 @@ class GradualUnfreezing(Callback):
         for norm, group in _norms(state.model, groups):
             if group == current:
                 norm.train()
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Let another training begin with all groups."""
+        while self._frozen:
+            self._frozen.pop().requires_grad_(True)
+
+    close = fit_end  # after an error
 
     def _group_of_each(self, model: nn.Module) -> dict[nn.Parameter, int]:
         """Return the number of the group of each parameter, the first one of tied parameters."""
@@ -124,7 +134,7 @@ def _norms(model: nn.Module, groups: dict[nn.Parameter, int]) -> list[tuple[nn.M
 
 def _split_groups(optimizer: Optimizer, factors: dict[nn.Parameter, float]) -> None:
     """Split the groups of an optimizer by factors of the learning rate, in place."""
-    if any("initial_lr" in group for group in optimizer.param_groups):
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):  # which torch's schedulers set
         raise ValueError(
             "rates must be 1 with a scheduler of torch, which has its own list of the learning rates. Give the "
             "optimizer composer.functional.parameter_groups(model, lr=..., layer_decay=...), or use a scheduler of "
@@ -132,8 +142,11 @@ def _split_groups(optimizer: Optimizer, factors: dict[nn.Parameter, float]) -> N
         )
     split = []
     for group in optimizer.param_groups:
-        held: dict[float, list[nn.Parameter]] = {}
-        for parameter in group["params"]:
-            held.setdefault(factors.get(parameter, 1.0), []).append(parameter)
-        split += [{**group, "lr": group["lr"] * factor, "params": own} for factor, own in held.items()]
+        held: dict[float, list[int]] = {}
+        for place, parameter in enumerate(group["params"]):
+            held.setdefault(factors.get(parameter, 1.0), []).append(place)
+        for factor, places in held.items():
+            rates = {name: group[name] * factor for name in ("lr", "initial_lr", "scheduled_lr") if name in group}
+            own = {name: [group[name][one] for one in places] for name in ("params", "param_names") if name in group}
+            split.append(group | rates | own)
     optimizer.param_groups[:] = split
