@@ -1,5 +1,7 @@
 """TokenSelection in the Trainer: with other methods, and on data with noise."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -82,6 +84,24 @@ def test_packed_rows():
     split = fit(rows, TokenSelection(), collate_fn=cf.collate_packed, device_train_microbatch_size=1)
     torch.testing.assert_close(split, found, rtol=1e-9, atol=1e-11)
     assert not torch.equal(found, fit(rows, collate_fn=cf.collate_packed))
+
+
+@pytest.mark.parametrize("change", ["base", "scale", "nothing"])
+def test_fingerprint_of_adapters(tmp_path, change):
+    """Other weights below adapters, of which alone the model saves the weights, and another scale are another model."""
+    peft = pytest.importorskip("peft")
+
+    def losses(alpha=8, *, changes_base=False):
+        config = peft.LoraConfig(r=2, lora_alpha=alpha, target_modules=["q_proj"])
+        model = HuggingFaceModel(make_model().model, peft_config=config)
+        if changes_base:
+            nn.init.zeros_(model.model.get_base_model().model.norm.weight)
+        return with_reference_losses(model, text(), tmp_path / "losses")
+
+    losses()
+    expected = contextlib.nullcontext() if change == "nothing" else pytest.raises(ValueError, match="another model")
+    with expected:
+        losses(16 if change == "scale" else 8, changes_base=change == "base")
 
 
 def test_counts_are_logged():

@@ -38,6 +38,33 @@ def test_outer_steps(nesterov):
     assert state.algorithms[0].acted == 2
 
 
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_weights_loaded_between_fits(is_changed):
+    """A second fit begins with weights that were loaded after the first, and else has the momentum of the first."""
+    engine = start(WithLoss(nn.Sequential(nn.Linear(2, 1, bias=False))), DiLoCo("2ba", 1.0, 0.5, nesterov=False))
+    state = engine.state
+    weight = state.model.network[0].weight
+
+    def train():
+        for _ in range(2):
+            engine.run_event("batch_start")
+            with torch.no_grad():
+                weight.add_(0.5)
+            state.timestamp = state.timestamp.to_next_batch(4)
+            engine.run_event("batch_end")
+
+    nn.init.zeros_(weight)
+    train()
+    assert weight.tolist() == [[1.0, 1.0]]
+    engine.run_event("fit_end")
+    if is_changed:
+        nn.init.constant_(weight, 8.0)
+    engine.run_event("fit_start")
+    train()
+
+    assert weight.tolist() == ([[9.0, 9.0]] if is_changed else [[2.5, 2.5]])
+
+
 @pytest.mark.filterwarnings("ignore:DepthStacking.* would find nothing")
 @pytest.mark.parametrize(
     ("other", "text"), [(DepthStacking("2ba"), "the number of weights"), (EMA("2ba"), "evaluation")]

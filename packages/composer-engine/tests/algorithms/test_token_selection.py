@@ -1,5 +1,6 @@
 """TokenSelection in custom loops: the loss of selected tokens, the losses of a reference model, and errors."""
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -235,6 +236,18 @@ class TestReference:
         model.config.layer_norm_epsilon = 0.1
         with pytest.raises(ValueError, match="losses is of another model"):
             with_reference_losses(OnlyIds(model), samples, path)
+
+    @pytest.mark.parametrize("kind", [np.asarray, lambda row: [torch.tensor(row)]], ids=["array", "list of tensors"])
+    def test_middle_of_a_row(self, tmp_path, kind):
+        """A token in the middle of a long row, which is left out where arrays are printed, is of another data set."""
+        model, path = OnlyIds(make_transformer("gpt2")), tmp_path / "losses"
+        sample, row = dict.fromkeys(("input_ids", "labels"), torch.arange(7)), [1] * 2000
+        options = {"path": path, "collate_fn": lambda rows: {name: row[None] for name, row in sample.items()}}
+        with_reference_losses(model, [{**sample, "row": kind(row)}], **options)
+        row[1000] = 2
+
+        with pytest.raises(ValueError, match="losses is of another data set"):
+            with_reference_losses(model, [{**sample, "row": kind(row)}], **options)
 
     def test_no_file_of_losses(self, tmp_path):
         """A file with other tensors, and one that is damaged, raise an error with the path."""

@@ -95,6 +95,8 @@ class DiLoCo(Algorithm):
             if not state.timestamp.count(TimeUnit.BATCH):
                 reset_fields(self)
             _check(state)
+            if self._averaged_weights and not self._is_apart and self._are_loaded(state):
+                self._averaged_weights = {}
             self.of_process = _process_state(state)
         elif event is Event.BATCH_START:
             if not self._averaged_weights:
@@ -120,6 +122,14 @@ class DiLoCo(Algorithm):
         finally:
             _copy(weights, own)
             self._is_swapped = False
+
+    def _are_loaded(self, state: State) -> bool:
+        """Return whether a process has other weights than after the last outer step, as some were loaded since."""
+        weights, before = _trained(state), self._averaged_weights
+        are_equal = weights.keys() == before.keys() and all(
+            torch.equal(one, before[name].to(one.device)) for name, one in weights.items()
+        )
+        return not all(state.gather(are_equal) if state.gather is not None else [are_equal])
 
     def _begin(self, state: State) -> None:
         weights = _trained(state)

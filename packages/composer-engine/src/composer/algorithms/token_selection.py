@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -252,9 +253,12 @@ def _prints(model: nn.Module, samples: Sequence[Mapping[str, Any]], target_key: 
     text = repr(getattr(model, "config", None))
     # Without a method of its own, the text is an address in memory.
     settings = {"config": None if " object at 0x" in text else text, "shift": shifts_labels(model)}
+    # A state may have adapters only, without the weights below them and the scales.
+    weights = model.state_dict() | dict(model.named_parameters()) | dict(model.named_buffers())
+    scales = {name: one.scaling for name, one in model.named_modules() if hasattr(one, "scaling")}
     return {
         "data set": _fingerprint(samples),
-        "model": _fingerprint([model.state_dict(), settings]),
+        "model": _fingerprint([weights, scales, settings]),
         "target_key": repr(target_key),
     }
 
@@ -262,12 +266,18 @@ def _prints(model: nn.Module, samples: Sequence[Mapping[str, Any]], target_key: 
 def _fingerprint(items: Iterable[Mapping[str, Any]]) -> str:
     digest = hashlib.sha256()
     for item in items:
-        for name, value in sorted(item.items()):
-            is_tensor = isinstance(value, Tensor)
-            digest.update(f"{name} {(value.dtype, value.shape) if is_tensor else value!r}".encode())
-            if is_tensor:
-                digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(json.dumps(dict(item), default=_plain, sort_keys=True).encode())
     return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Return what has all elements of a value, whose representation may leave out some."""
+    if isinstance(value, Tensor):
+        elements = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return [str(value.dtype), value.shape, hashlib.sha256(elements).hexdigest()]
+    if callable(getattr(value, "tolist", None)):  # of NumPy and others
+        return [type(value).__name__, str(getattr(value, "dtype", None)), value.tolist()]
+    return dict(value) if isinstance(value, Mapping) else repr(value)
 
 
 def _read(path: Path, prints: Mapping[str, str]) -> list[Tensor]:
