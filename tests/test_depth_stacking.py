@@ -112,6 +112,14 @@ class TestResume:
         assert torch.equal(weights(evaluated), weights(whole))
         assert len(evaluated.state.model.module[1]) == 4
 
+    def test_a_new_training_of_a_grown_model(self, tmp_path):
+        """The same program from weights that have grown would make the model deeper again, which raises a warning."""
+        run(DepthStacking("7ba"), save_folder=str(tmp_path / "whole"), run_name="run")
+        options = {"load_path": str(tmp_path / "whole" / "latest"), "load_weights_only": True}
+
+        with pytest.raises(UserWarning, match=r"made deeper before, by DepthStacking\(at=None.* will grow again"):
+            run(DepthStacking("7ba"), **options)
+
     def test_a_deep_model_in_the_program(self, tmp_path):
         """If the program grows the model itself, the checkpoint loads without the saved growth."""
         whole = run(DepthStacking("7ba"), save_folder=str(tmp_path / "whole"), run_name="run")

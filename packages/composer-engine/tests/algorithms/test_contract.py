@@ -427,6 +427,7 @@ class TestContract:
         assert [type(case.make()).__name__ for case in variants_of(name)][:1] == [name]
 
     @each
+    @pytest.mark.filterwarnings("ignore:The model was made deeper before")  # by a second training of the same object
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
     def test_contract(self, check, case):
         """Declarations, draws, resumption and all other checks of the contract suite pass."""

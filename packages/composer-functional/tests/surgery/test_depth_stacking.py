@@ -1,6 +1,7 @@
 """Growth in depth, compared with deep models into which the weights are written by name."""
 
 import copy
+import dataclasses
 import re
 
 import pytest
@@ -44,6 +45,14 @@ def qwen(depth=2):
         **SIZES,
     )
     return transformers.Qwen2ForCausalLM(config).double()
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A configuration that cannot be changed by assignment."""
+
+    n_layer: int
+    layer_types: tuple
 
 
 class Plain(nn.Module):
@@ -224,6 +233,26 @@ class TestApplyDepthStacking:
         cf.apply_depth_stacking(model)
 
         assert (model.encoder.num_layers, model.encoder.n_layer, model.encoder.depth) == (4, 4, 5)
+
+    def test_depths_around(self):
+        """The modules around the list state it too, under several names; others than depths stay, also if equal."""
+        model = nn.Sequential(Plain())
+        model.num_blocks = model[0].n_block = model[0].num_heads = model[0].block_size = 2
+
+        cf.apply_depth_stacking(model)
+
+        assert (model.num_blocks, model[0].n_block, model[0].num_heads, model[0].block_size) == (4, 4, 2, 2)
+
+    @pytest.mark.parametrize("kind", [dict, Frozen, lambda **_: "text"], ids=["dictionary", "frozen", "text"])
+    def test_configurations(self, kind):
+        """A dictionary and an immutable dataclass have the new depth afterwards; other values stay."""
+        model = Plain()
+        model.config = kind(n_layer=2, layer_types=("a", "b"))
+
+        cf.apply_depth_stacking(model)
+
+        changed = {"n_layer": 4, "layer_types": ("a", "b", "a", "b")}
+        assert model.config == (changed if kind is dict else Frozen(**changed) if kind is Frozen else "text")
 
     def test_no_blocks(self):
         """A model without repeated blocks stays as it is, with an empty report."""

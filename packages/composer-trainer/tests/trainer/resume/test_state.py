@@ -409,6 +409,19 @@ class TestOptimizers:
         assert lines == [f"- optimizers.SGD.param_groups[0].{one}" for one in changed]
         assert all(one.filename.endswith(("runs.py", "test_state.py")) for one in caught)
 
+    def test_optimizers_that_were_not_saved_are_not_compared(self, tmp_path):
+        """Those of the program keep their arguments, with no other warning than that of this."""
+        small_run(max_duration="2ba", save_folder=tmp_path, save_ignore_keys="optimizers/*").fit()
+        model = make_classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.7)
+
+        with pytest.warns(UserWarning, match="SGD is not saved") as caught:
+            resumed = small_run(model=model, optimizers=optimizer, max_duration="4ba", load_path=tmp_path / "latest")
+
+        assert len(caught) == 1
+        assert resumed.fit().steps == 2
+        assert optimizer.param_groups[0]["lr"] == 0.7
+
     @pytest.mark.parametrize("ignored", ["optimizers", "optimizers/*", "optimizers/SGD"])
     def test_optimizers_that_are_not_loaded_are_not_compared(self, tmp_path, ignored):
         def run(rate, **options):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -17,8 +18,8 @@ from composer.functional.surgery.structure import find_blocks
 
 __all__ = ["apply_depth_stacking"]
 
-_DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth")
-"""The names under which a configuration, or the module with the list, has the number of blocks."""
+_DEPTH = re.compile("(n|num|number)_?(of_|hidden_|encoder_|decoder_|transformer_)?(layer|block)s?|depth")
+"""The names under which a configuration, or a module around the list, has the number of blocks."""
 
 
 def apply_depth_stacking(
@@ -38,8 +39,9 @@ def apply_depth_stacking(
     ``["self_attn.out_proj", "linear2"]`` of ``torch.nn.TransformerEncoderLayer`` with ``norm_first=True``.
 
     A copy has its own weights, and what a block shares with the rest of the model, such as a configuration, stays
-    shared. The numbers of layers are updated in the configurations of Transformers, with its lists of one entry for
-    each block, and in the module with the list; so is each ``layer_idx``, which caches of keys and values need.
+    shared. Numbers of blocks, such as ``num_layers`` and ``n_block``, are updated in the modules around the list and
+    their ``config``, an object or a dictionary, with lists of one entry for each block, such as ``layer_types``; so is
+    each ``layer_idx``, which caches of keys and values need.
 
     Each new parameter joins the groups of the one that it copies, with a copy of its state, such as momentum and the
     moments and steps of Adam. Those of ``zero_layers`` start without state.
@@ -169,12 +171,14 @@ def _set_depths(model: nn.Module, path: str, sources: Sequence[int]) -> None:
     depth, parts = len({*sources}), path.split(".")[:-1]
     around = [model.get_submodule(".".join(parts[:count])) for count in range(len(parts) + 1)]
     configs = {id(each.config): each.config for each in around if hasattr(each, "config")}
-    for owner in (*configs.values(), around[-1]):
-        for name, value in list(vars(owner).items()):
+    for owner in (*configs.values(), *around):
+        # Not by setattr, as a configuration may be immutable.
+        values = owner if isinstance(owner, MutableMapping) else getattr(owner, "__dict__", {})
+        for name, value in list(values.items()):
             if isinstance(value, (list, tuple)) and "layer" in name and len(value) == depth:
-                setattr(owner, name, type(value)(value[source] for source in sources))
-            elif name in _DEPTHS and type(value) is int and value == depth:
-                setattr(owner, name, len(sources))
+                values[name] = type(value)(value[source] for source in sources)
+            elif type(value) is int and value == depth and _DEPTH.fullmatch(name):
+                values[name] = len(sources)
 
 
 def _add_to_optimizers(

@@ -54,7 +54,7 @@ from composer.trainer.resume import run_settings
 from composer.trainer.resume.given_objects import GivenObjects
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
 
     from torch.optim import Optimizer
 
@@ -331,22 +331,22 @@ class ResumeState:
         Args:
             record: The saved data that is loaded.
             path: The checkpoint, for warnings and errors.
-            ignored: The paths not to load, of which ``"optimizers"`` and those of the model count here.
+            ignored: The paths not to load, of which those of the model count here.
         """
         self._loaded, self.cooldown, self.interrupted = _Loaded(record, path), record.cooldown, dict(record.interrupted)
-        loaded = {key: one for key, one in record.optimizers.items() if not _is_ignored(f"optimizers.{key}", ignored)}
-        self._warn_of_optimizers(loaded)
+        self._warn_of_optimizers(record.optimizers, _arguments_of(self._state.optimizers))
         for name, parameter in named_parameters(self._state.model):
             if name in record.requires_grad and not {"model", f"model/{name}"}.intersection(ignored):
                 parameter.requires_grad_(record.requires_grad[name])
         here = record.of_this_process() or (None if get_global_rank() else record.process)
         self._logger.load_state_dict({} if here is None else here.loggers)  # each process has its own files and runs
 
-    def _warn_of_optimizers(self, saved: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Warn of arguments of optimizers that the program has changed, because the saved values are loaded."""
+    def _warn_of_optimizers(self, saved: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
+        """Warn of arguments of optimizers that the program has changed, where the load has set the saved values."""
         lines = [
             f"optimizers.{key}.param_groups[{index}].{name}: {before[name]} was saved, {group[name]} is set."
             for key in self._optimizers.keys() & saved.keys()
+            if loaded.get(key) != self._optimizers[key]
             for index, (group, before) in enumerate(zip(self._optimizers[key], saved[key], strict=False))
             for name in group
             if name in before and group[name] != before[name]
