@@ -266,15 +266,15 @@ def _prints(model: nn.Module, samples: Sequence[Mapping[str, Any]], target_key: 
 def _fingerprint(items: Iterable[Mapping[str, Any]]) -> str:
     digest = hashlib.sha256()
     for item in items:
-        digest.update(json.dumps(dict(item), default=_plain, sort_keys=True).encode())
+        digest.update(json.dumps(dict(item), default=_to_json, sort_keys=True).encode())
     return digest.hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Return what has all elements of a value, whose representation may leave out some."""
     if isinstance(value, Tensor):
         elements = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return [str(value.dtype), value.shape, hashlib.sha256(elements).hexdigest()]
+        return [str(value.dtype), value.shape, hashlib.sha256(elements.data).hexdigest()]
     if callable(getattr(value, "tolist", None)):  # of NumPy and others
         return [type(value).__name__, str(getattr(value, "dtype", None)), value.tolist()]
     return dict(value) if isinstance(value, Mapping) else repr(value)
