@@ -33,8 +33,9 @@ class Calculated:
             if self.runs == len(self.done):
                 raise KeyboardInterrupt
             self.done.append((job.arm, job.seed))
-            curve = ((1.0, self.quality(job.arm, job.seed)),)
-            future.set_result(Result(job.arm, job.seed, curve, 1.0, batches=str(job.seed)))
+            value = self.quality(job.arm, job.seed)
+            run = {"failure": "NaN"} if value is None else {"curve": ((1.0, value),), "seconds": 1.0}
+            future.set_result(Result(job.arm, job.seed, **run, batches=str(job.seed)))
         return future
 
 
@@ -89,6 +90,26 @@ class TestProposal:
         assert (found.proposal, found.held_out) == ((), None)
         assert {seed for _, seed in executor.done} == {0, 1, 2}
         assert found.sentences()[0].startswith("The greedy search proposes no algorithm: none improves the mean")
+
+    @pytest.mark.parametrize(("names", "proposal"), [("abcd", ("a", "c")), ("d", ())])
+    def test_the_baseline_failed_with_one_seed(self, search, names, proposal):
+        """Arms are compared with the baseline on the other seeds; one that is worse is not proposed."""
+
+        def of_runs(arm, seed):
+            return quality(arm, seed) + seed if arm or seed not in {0, 3} else None
+
+        found = search(Calculated(of_runs), names=names)
+
+        assert found.proposal == proposal
+        assert "baseline failed with seed 0: NaN" in str(found)
+        assert not proposal or "(4, 5): 5.135 with a + c, 5.005 with the baseline, a difference of +0.13" in str(found)
+
+    def test_the_baseline_failed_with_each_seed(self, search):
+        """Nothing can be compared, which the study states."""
+        found = search(Calculated(lambda arm, seed: quality(arm, seed) if arm else None))
+
+        assert (found.proposal, found.held_out) == ((), None)
+        assert found.sentences()[0] == "The greedy search proposes no algorithm: the baseline failed with each seed."
 
     def test_a_set_that_fails_is_not_proposed(self, study, problem):
         """Methods that set one argument of make_trainer twice fail together, and the better one is proposed."""

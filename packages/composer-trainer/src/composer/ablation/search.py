@@ -1,4 +1,4 @@
-"""A greedy forward search for the set of algorithms with the best mean."""
+"""A greedy forward search for the best set of algorithms."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ Arm = tuple[str, ...]
 
 
 def next_round(
-    names: Sequence[str], mean_of: Callable[[Arm], float | None], is_missing: Callable[[Arm], bool]
+    names: Sequence[str], gain_of: Callable[[Arm, Arm], float | None], is_missing: Callable[[Arm], bool]
 ) -> tuple[Arm, list[Arm]]:
     """Return the best set until now, and the arms of the next round.
 
     Each round adds to the set the algorithm that improves the mean most, and the search ends if none improves it.
 
     Args:
-        names: The algorithms; of equal means that of the first one counts.
-        mean_of: Returns the mean of an arm, larger if it is better; None if the arm cannot be chosen, as a run failed.
+        names: The algorithms; of equal gains that of the first one counts.
+        gain_of: Returns the gain of an arm over another, more than 0 if it is better; None if the arm cannot be chosen,
+            as a run failed.
         is_missing: Returns whether an arm has not all of its results yet.
 
     Returns:
@@ -24,7 +25,7 @@ def next_round(
 
     Example:
         >>> means = {(): 0.5, ("a",): 0.7, ("b",): 0.6, ("a", "b"): 0.65}
-        >>> next_round(["a", "b"], means.get, lambda arm: False)
+        >>> next_round(["a", "b"], lambda arm, other: means[arm] - means[other], lambda arm: False)
         (('a',), [])
     """
     chosen: Arm = ()
@@ -32,8 +33,7 @@ def next_round(
         arms = [tuple(one for one in names if one in {*chosen, name}) for name in names if name not in chosen]
         if any(map(is_missing, [(), *arms])):
             return chosen, arms
-        best = mean_of(chosen)
-        means = {arm: mean for arm in arms if (mean := mean_of(arm)) is not None and (best is None or mean > best)}
-        if not means:
+        gains = {arm: gain for arm in arms if (gain := gain_of(arm, chosen)) is not None and gain > 0}
+        if not gains:
             return chosen, []
-        chosen = max(means, key=means.__getitem__)
+        chosen = max(gains, key=gains.__getitem__)

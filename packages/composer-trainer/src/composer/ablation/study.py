@@ -107,8 +107,9 @@ class Study:
     def proposal(self) -> tuple[str, ...]:
         """The names of the algorithms that a greedy search proposes, until now if it is not complete; empty for none.
 
-        The search adds in each round the algorithm that improves the mean over ``settings.seeds`` most, and ends when
-        none improves it. Its own numbers favour lucky algorithms: :attr:`held_out` has those to report.
+        The search adds in each round the algorithm that improves the mean over ``settings.seeds`` most, without those
+        with which the baseline failed, and ends when none improves it. Its own numbers favour lucky algorithms:
+        :attr:`held_out` has those to report.
         """
         return self.next_round()[0] if self.settings.held_out else ()
 
@@ -125,11 +126,11 @@ class Study:
         """Return the best set that a greedy search has found, and the arms that it needs next; none at its end."""
         count, sign = len(self.settings.seeds), self.settings.sign
 
-        def mean_of(arm: tuple[str, ...]) -> float | None:
-            values = self.final_values(arm)
-            return sign * statistics.fmean(values.values()) if len(values) == count else None
+        def gain_of(arm: tuple[str, ...], other: tuple[str, ...]) -> float | None:
+            gain = self.improvement(arm, other)  # on the seeds with which the baseline did not fail
+            return None if gain is None or len(self.final_values(arm)) < count else sign * gain.mean
 
-        return next_round([*self.settings.algorithms], mean_of, lambda arm: len(self._by_arm.get(arm, ())) < count)
+        return next_round([*self.settings.algorithms], gain_of, lambda arm: len(self._by_arm.get(arm, ())) < count)
 
     def sentences(self) -> list[str]:
         """Return what a reader of the table must know, one sentence each."""
@@ -208,7 +209,9 @@ class Study:
         proposal, missing = self.next_round()
         progress = " until now" if missing else ""
         if not proposal:
-            return [f"The greedy search proposes no algorithm{progress}: none improves the mean of the baseline."]
+            has_failed = self._by_arm[()] and not self.final_values(())
+            reason = "the baseline failed with each seed" if has_failed else "none improves the mean of the baseline"
+            return [f"The greedy search proposes no algorithm{progress}: {reason}."]
         compared, held_out = len(self._by_arm) - 1, self.held_out
         found = (
             f"The greedy search proposes {label(proposal)}{progress}. Its difference in the table is the best one of "
@@ -216,8 +219,10 @@ class Study:
         )
         if held_out is None or (gain := held_out.improvement(proposal)) is None:
             return [found]
-        mine, theirs = (statistics.fmean(held_out.final_values(arm).values()) for arm in (proposal, ()))
-        seeds = ", ".join(map(str, self.settings.held_out))
+        finals = [held_out.final_values(arm) for arm in (proposal, ())]
+        common = [seed for seed in finals[0] if seed in finals[1]]
+        mine, theirs = (statistics.fmean(each[seed] for seed in common) for each in finals)
+        seeds = ", ".join(map(str, common))
         estimate = (
             f"The estimate is that with the seeds that the search has not used ({seeds}): {mine:.4g} with "
             f"{label(proposal)}, {theirs:.4g} with the baseline, a difference of {interval(gain, '{:+.3g}')}."
