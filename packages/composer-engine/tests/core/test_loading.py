@@ -270,6 +270,8 @@ class TestMissingAlgorithms:
 
         with pytest.raises(StateMismatchError, match=r"model\.0\.weight is not saved"):
             state.load_state_dict(taken, strict=True, exclude_algorithms=[excluded])
+        with pytest.raises(StateMismatchError, match=r"model\.0\.weight is not saved"):
+            state.load_state_dict(taken, strict=True, exclude_algorithms=excluded)
 
     @pytest.mark.parametrize(
         ("record", "text"),

@@ -224,6 +224,17 @@ class TestTorchExport:
 
         assert list(tmp_path.iterdir()) == []
 
+    def test_one_name(self, tmp_path):
+        """A string is one name, and not one for each of its characters."""
+        path = tmp_path / "model"
+        names = {"input_names": "pixels", "output_names": "scores"}
+
+        export_for_inference(
+            Function(lambda batch: 2 * batch), "torchexport", path, sample_input=torch.ones(2), **names
+        )
+
+        assert torch.equal(torch.export.load(path).module()(torch.ones(3))["scores"], torch.full((3,), 2.0))
+
     def test_sharded_model(self, tmp_path):
         """A sharded model raises, also when it has its complete weights, as after a forward pass in evaluation."""
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

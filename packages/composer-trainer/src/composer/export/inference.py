@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from composer.checkpoint.remote import file_system
 from composer.core import Batch, batch_set
+from composer.core.checks import to_strings
 from composer.core.data.batches import move_batch
 from composer.core.saving.randomness import preserve_rng_state
 from composer.functional.checks import check_choice
@@ -104,6 +105,8 @@ def export_for_inference(
         torch.Size([3, 2])
     """
     _check_arguments(model, save_format, rtol, atol)
+    input_names = None if input_names is None else to_strings("input_names", input_names)
+    output_names = None if output_names is None else to_strings("output_names", output_names)
     with preserve_rng_state(), torch.no_grad():
         prepared = _copy_on_cpu(model)
         for transform in [transforms] if callable(transforms) else transforms or []:

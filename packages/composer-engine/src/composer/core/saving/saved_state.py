@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import attrs
 
-from composer.core.checks import abridged, bulleted, caller_level, from_first_difference, nearest
+from composer.core.checks import abridged, bulleted, caller_level, from_first_difference, nearest, to_strings
 from composer.core.declarations import check_conflicts
 from composer.core.optimizers import unwrapped
 from composer.core.passes import all_passes
@@ -245,7 +245,7 @@ def add_missing_algorithms(
     if not isinstance(listed, list) or not any(isinstance(one, dict) and one.get("required_on_load") for one in listed):
         return []
     records = _read_records("algorithms", listed) if parts else _read_components(state, saved, ignored)["algorithms"]
-    made = _rebuild_missing(state, records, excluded)
+    made = _rebuild_missing(state, records, to_strings("exclude_algorithms", excluded))
     if not made:
         return []
     merged = list(state.algorithms)
