@@ -1,5 +1,8 @@
 """Merged checkpoints compared with worked-out sums, with decayed updates, and with a moving average."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -7,12 +10,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer import Trainer
 from composer import functional as cf
+from composer.algorithms import EMA, SWA, DiLoCo
 from composer.checkpoint import CheckpointMismatchError, save_checkpoint
 from composer.checkpoint.finding import open_checkpoint
 from composer.checkpoint.manifest import MODEL
 from composer.core import State
 from composer.export import decay_by_merging, merge_checkpoints
-from composer.models import ComposerClassifier
+from composer.models import ComposerClassifier, ComposerModel
 
 
 def save_each(folder, values, **options):
@@ -124,6 +128,60 @@ class TestMerge:
         torch.testing.assert_close(model[0].weight.detach(), (values[0] + values[1]) / 2)
 
 
+class Tied(ComposerModel):
+    """A classifier of two layers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        self.module[1].weight = self.module[0].weight
+
+    def forward(self, batch):
+        return self.module(batch[0])
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+
+class TestAverages:
+    def train(self, folder, algorithm, **options):
+        """Return the checkpoints of a training with an algorithm, the last one of which is not its last batch."""
+        torch.manual_seed(0)
+        model, inputs = Tied(), torch.randn(64, 4)
+        Trainer(
+            model=model,
+            train_dataloader=DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=8),
+            algorithms=algorithm,
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.5),
+            max_duration="8ba",
+            save_folder=folder,
+            save_filename="ba{batch}",
+            save_interval="1ba",
+            progress_bar=False,
+            **options,
+        ).fit()
+        return [folder / f"ba{batch}" for batch in (4, 5, 6)]
+
+    def test_outer_steps(self, tmp_path):
+        """With DiLoCo the merged weights are those after the last outer step, as of files of weights."""
+        merged = merge_checkpoints(self.train(tmp_path / "all", DiLoCo(sync_every="3ba")), [0.5, 0.3, 0.2])
+
+        paths = self.train(tmp_path / "weights", DiLoCo(sync_every="3ba"), save_weights_only=True)
+        torch.testing.assert_close(merged, merge_checkpoints(paths, [0.5, 0.3, 0.2]))
+        assert torch.equal(merged["module.0.weight"], merged["module.1.weight"])
+
+    @pytest.mark.parametrize(
+        "algorithm", [partial(EMA, half_life="2ba"), partial(SWA, swa_start="2ba", update_interval="1ba")]
+    )
+    def test_averages(self, tmp_path, algorithm):
+        """With EMA and SWA they are those of the training; files of weights have the averages."""
+        merged = merge_checkpoints(self.train(tmp_path / "averaged", algorithm()))
+
+        torch.testing.assert_close(merged, merge_checkpoints(self.train(tmp_path / "alone", None)))
+        averages = merge_checkpoints(self.train(tmp_path / "weights", algorithm(), save_weights_only=True))
+        assert not torch.allclose(merged["module.0.weight"], averages["module.0.weight"])
+
+
 class TestStatistics:
     def train(self, folder):
         torch.manual_seed(0)
@@ -179,6 +237,12 @@ class TestErrors:
         """A mean of nothing is an error."""
         with pytest.raises(ValueError, match="paths must name at least one checkpoint, got none"):
             merge_checkpoints([])
+
+    @pytest.mark.parametrize("paths", ["runs/ep1", Path("runs/ep1")])
+    def test_one_path(self, paths):
+        """A path is not a list of them."""
+        with pytest.raises(TypeError, match=r"paths must be a list of checkpoints, got .*runs/ep1"):
+            merge_checkpoints(paths)
 
     def test_one_checkpoint_has_no_decay(self, tmp_path, walk):
         """A decay is between checkpoints."""

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointMismatchError
 from composer.checkpoint.finding import open_checkpoint
-from composer.checkpoint.manifest import MODEL, dictionary
+from composer.checkpoint.manifest import EXTRA, MODEL, dictionary
+from composer.checkpoint.reading import OpenCheckpoint, references
+from composer.core.saving.codec import join_tensors
 from composer.functional.checks import check_choice
 from composer.functional.training.ema import average_dtype, is_statistic
 
@@ -37,8 +39,13 @@ def merge_checkpoints(
     optimizer trains, such as buffers and frozen weights, is that of the last checkpoint. Checkpoints without optimizers
     do not tell these apart: all their tensors in floating point are averaged.
 
+    The weights are those of the training, also with ``EMA``, ``PostHocEMA`` and ``SWA`` (until SWA ends, when its
+    average takes their place); with ``DiLoCo`` those after its last outer step. Checkpoints of
+    ``Trainer(save_weights_only=True)`` have the weights used for evaluation instead. Factors of a product, such as
+    those of LoRA, are averaged alone, which is not the mean of the products: ``merge_and_unload`` adapters before.
+
     Args:
-        paths: The checkpoints, oldest first; as for :func:`composer.checkpoint.load_checkpoint`.
+        paths: A list of checkpoints, oldest first; each as for :func:`composer.checkpoint.load_checkpoint`.
         weights: A factor for each, of sum 1, or a function of their number that returns these; None for equal ones.
         statistics: What happens to the running statistics of batch normalization, which do not fit the mean of the
             weights: ``"reject"``, or ``"last"`` for those of the last checkpoint. ``torch.optim.swa_utils.update_bn``
@@ -48,6 +55,7 @@ def merge_checkpoints(
         Complete tensors by name, for ``model.load_state_dict``.
 
     Raises:
+        TypeError: ``paths`` is a single path.
         CheckpointError: A checkpoint is incomplete or damaged, or has other tensors (``CheckpointMismatchError``).
         ValueError: The factors are not as many as the checkpoints, or their sum is not 1, or there are running
             statistics.
@@ -66,9 +74,11 @@ def merge_checkpoints(
         tensor([0.7500, 0.7500])
     """
     check_choice("statistics", statistics, "reject", "last")
+    if isinstance(paths, (str, os.PathLike)):
+        raise TypeError(f"paths must be a list of checkpoints, got {paths!r}.")
     factors = _factors(len(paths), weights)
     last = open_checkpoint(paths[-1])
-    merged = last.tensors(MODEL)
+    merged = _weights(last)
     trained = _trained(dictionary(last.data().get("optimizers")))
     found = list(filter(is_statistic, merged))
     if found and statistics == "reject":
@@ -85,7 +95,7 @@ def merge_checkpoints(
         and (not trained or name in trained or _is_tied(tensor, [merged[one] for one in trained if one in merged]))
     }
     for path, factor in zip(paths[:-1], factors[:-1], strict=True):
-        tensors = open_checkpoint(path).tensors(MODEL)
+        tensors = _weights(open_checkpoint(path))
         shapes = [{name: one.shape for name, one in each.items()} for each in (tensors, merged)]
         if shapes[0] != shapes[1]:
             other = next(iter({*shapes[0].items()} ^ {*shapes[1].items()}))[0]
@@ -138,6 +148,20 @@ def _factors(count: int, weights: Weights | None) -> list[float]:
     if len(factors) != count or not math.isclose(sum(factors), 1, abs_tol=1e-6):
         raise ValueError(f"weights must be {count} factors whose sum is 1, got {factors}.")
     return factors
+
+
+def _weights(opened: OpenCheckpoint) -> dict[str, Tensor]:
+    """Return the weights of a checkpoint; with DiLoCo not those of one process, but those after the last outer step."""
+    weights, averages = opened.tensors(MODEL), dict[str, Tensor]()
+    for record in map(dictionary, opened.data().get("algorithms", ())):
+        if record.get("name") == "DiLoCo":
+            saved = dictionary(record.get("state")).get("averaged_weights", {})
+            averages = join_tensors(saved, opened.tensors(EXTRA, names=references(saved)))
+    trained = {name: weights[name] for name in averages if name in weights}
+    for name, weight in weights.items() if trained else ():
+        first = name if name in trained else next((one for one in trained if _is_tied(weight, [trained[one]])), name)
+        weights[name] = averages.get(first, weight)
+    return weights
 
 
 def _is_tied(tensor: Tensor, trained: list[Tensor]) -> bool:
