@@ -49,6 +49,7 @@ RUNS = {
         "parallelism_config": {"fsdp": {}},
     },
     "freezing": {"algorithms": lambda: [LayerFreezing(0.0, 1.0)]},
+    "line search": {"optimizer": lambda one: torch.optim.LBFGS(one, max_iter=3, line_search_fn="strong_wolfe")},
     "growth": {"algorithms": lambda: [DepthStacking("1ep", blocks="module.1"), EMA("2ba")], "blocks": 2},
     "fsdp, growth before": {
         "algorithms": lambda: [DepthStacking(None, blocks="module.1"), EMA("2ba")],
@@ -107,11 +108,12 @@ def make_trainer(**options):
     kind = options.pop("kind", ComposerClassifier)
     model = kind(network, train_metrics=MulticlassAccuracy(3, average="micro"), num_classes=3)
     algorithms = options.pop("algorithms", list)()
+    make_optimizer = options.pop("optimizer", lambda one: torch.optim.SGD(one, lr=0.1, momentum=0.9))
     return Trainer(
         model=model,
         train_dataloader=make_loader(12, 4, seed=1),
         eval_dataloader=options.pop("eval_dataloader", None) or make_loader(7, 2, seed=2),
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        optimizers=make_optimizer(model.parameters()),
         max_duration=options.pop("max_duration", "3ep"),
         algorithms=algorithms,
         loggers=InMemoryLogger(),

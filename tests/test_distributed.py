@@ -20,6 +20,7 @@ RUNS = [
     "SWA",
     "fsdp, SWA",
     "freezing",
+    "line search",
     "growth",
     "fsdp, growth before",
     "class weights, microbatches",

@@ -1,5 +1,6 @@
 """Checkpoints saved during a run."""
 
+import contextlib
 import errno
 import re
 import subprocess
@@ -26,6 +27,7 @@ from composer.checkpoint import (
     newest_checkpoint,
     verify_checkpoint,
 )
+from composer.checkpoint.errors import LaterCheckpointError
 from composer.checkpoint.folders import open_folder
 from composer.checkpoint.saver import DueSaves
 from composer.compat.stores import RemoteUploaderDownloader
@@ -292,6 +294,22 @@ class TestKeeping:
         assert names_in(tmp_path) == [aside.name, ".lock", "ep3-ba18", "latest"]
         assert (tmp_path / "latest").resolve() == tmp_path / "ep3-ba18"
         assert newest_checkpoint(tmp_path).name == "ep3-ba18"
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_clock_that_was_reset(self, make_trainer, tmp_path, overwrite):
+        """Later checkpoints without damage are not set aside: they are an error, or replaced if that is allowed."""
+        options = {"save_folder": str(tmp_path), "autoresume": True, "save_overwrite": overwrite}
+        options |= {"save_interval": "10ba", "max_duration": "20ba"}
+        with make_trainer(None, **options) as first:
+            first.fit()
+        before = (tmp_path / "ep4-ba20").stat().st_ino
+        trainer = make_trainer(None, **options)
+
+        with contextlib.nullcontext() if overwrite else pytest.raises(LaterCheckpointError, match="ep1-ba10"):
+            trainer.fit(reset_time=True)
+
+        assert names_in(tmp_path) == [".lock", "ep1-ba10", "ep4-ba20", "latest"]
+        assert ((tmp_path / "ep4-ba20").stat().st_ino == before) is not overwrite
 
     def test_keep_best_without_data(self, make_trainer, tmp_path):
         """A metric of data that are not evaluated raises when training starts."""

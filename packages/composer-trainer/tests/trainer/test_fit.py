@@ -118,6 +118,18 @@ class TestDuration:
         assert trainer.state.timestamp.copy(total_wct=datetime.timedelta()).batch == 5
         assert trainer.state.timestamp.epoch == 1
 
+    def test_reset_time_after_a_stop(self):
+        """The duration is that of the Trainer again, and not where the first training was stopped."""
+        trainer = small_run(max_duration="2ep")
+        subscription = trainer.engine.on("batch_end", lambda state, _: state.stop_training("enough"))
+        trainer.fit()
+        stopped_at = int(trainer.state.timestamp.batch)
+        subscription.remove()
+
+        trainer.fit(reset_time=True)
+
+        assert (stopped_at, int(trainer.state.timestamp.batch)) == (1, 10)
+
     def test_stop_training(self):
         """A callback can stop the training; the current batch is completed."""
 

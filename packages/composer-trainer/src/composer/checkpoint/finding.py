@@ -153,8 +153,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
 def agreed_path(path: str) -> str:
     """Return the path from which all processes load, which rank 0 chooses; all have to call it.
 
-    Rank 0 follows links, as one may change before another process follows it. In a folder of checkpoints, the newest
-    undamaged one is chosen by :func:`agreed_newest`.
+    A single process gets the path as it is, and :func:`open_checkpoint` follows it. Of several, rank 0 follows links,
+    as one may change before another process follows it. In a folder of checkpoints, the newest undamaged one is chosen
+    by :func:`agreed_newest`.
 
     Args:
         path: The path of a checkpoint; see :func:`locate`. That of rank 0 is used.

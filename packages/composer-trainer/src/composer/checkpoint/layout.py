@@ -222,6 +222,7 @@ KeptMemory: TypeAlias = dict[tuple[str, str], Tensor]
 """Copies of an earlier save by file and name, which the next save fills again: new memory takes as long as a copy."""
 
 KnownRegions: TypeAlias = "dict[object, Region | None]"
+"""Regions by mesh, placements and shape; None for an empty one."""
 
 
 def describe_tensors(tensors: Mapping[str, Mapping[str, Tensor]], *, is_first: bool) -> Described:

@@ -20,7 +20,7 @@ from composer.checkpoint.errors import (
     MissingCheckpointError,
     OtherReleaseError,
 )
-from composer.checkpoint.finding import FoundCheckpoint, clock_order, find_checkpoints
+from composer.checkpoint.finding import FoundCheckpoint, clock_order, damage_of, find_checkpoints
 from composer.checkpoint.folders import Folder, LocalFolder, open_folder, split_path
 from composer.checkpoint.lock import FolderLock
 from composer.checkpoint.manifest import MANIFEST, Manifest, foreign_files
@@ -166,7 +166,11 @@ class RunFolder:
         return self.opened
 
     def _keep_damaged(self, folder: LocalFolder, state: State) -> None:
-        """Rename the damaged checkpoints that the run has passed over, as it will save others of their names."""
+        """Rename the damaged checkpoints that the run has passed over, as it will save others of their names.
+
+        Raises:
+            LaterCheckpointError: One is later than the run and not damaged, as the clock was reset.
+        """
         for found in find_checkpoints(folder):
             manifest = found.manifest
             if manifest is None:  # without the file, it may be another folder of the user
@@ -174,6 +178,11 @@ class RunFolder:
             else:
                 is_own = manifest.run_name == state.run_name and not manifest.weights_only
                 is_passed = is_own and clock_order(manifest.timestamp) > clock_order(state.timestamp)
+                if is_passed and damage_of(folder, found.name) is None:
+                    if self.overwrite:
+                        continue
+                    batch = state.timestamp.counts.batch
+                    raise LaterCheckpointError(folder, found.name, manifest.run_name, batch)
             if is_passed:
                 _log.warning("autoresume: %s is damaged, and is now %s.", found.path, folder.set_aside(found.name))
 

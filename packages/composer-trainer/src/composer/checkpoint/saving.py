@@ -195,10 +195,10 @@ def take_snapshot(
         CheckpointSaveError: In the other processes, if it fails in one.
     """
     reject_fsdp1(state.model)
-    shards = is_sharded(state.model)
-    writers = _writers(torch.distributed.group.WORLD if shards or (together and get_world_size() > 1) else None)
+    are_shards = is_sharded(state.model)
+    writers = _writers(torch.distributed.group.WORLD if are_shards or (together and get_world_size() > 1) else None)
     is_first = writers.rank == 0
-    if shards:
+    if are_shards:
         reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
     with block as has_other_weights:
@@ -207,14 +207,14 @@ def take_snapshot(
             tensors: dict[str, dict[str, Tensor]] = {}
             metadata: dict[str, dict[str, str]] = {}
             own_files: FilesOfProcess = {}
-            if is_first or shards:
+            if is_first or are_shards:
                 data, tensors = contents_of(state, extra if is_first else None, ignore_keys, weights_only=weights_only)
             described = describe_tensors(tensors, is_first=is_first)
             if not is_first and extra and OWN_PROCESS in extra:
                 file = process_file(writers.rank, writers.world_size)
                 metadata[file], tensors[PROCESS_FILES] = split_process(extra[OWN_PROCESS])
                 own_files = {file: [*tensors[PROCESS_FILES]]}
-        layout, files = writers.plan(described, are_shards=shards)
+        layout, files = writers.plan(described, are_shards=are_shards)
         files = files | own_files
         contents: dict[str, list[memoryview]] | Exception
         try:
@@ -486,7 +486,7 @@ class Writers:
 
     Attributes:
         saves: The number of saves so far.
-        headers: The headers of this process's files in the plan.
+        headers: The headers of this process's files in the plan, which :func:`pack_files` adds; a new plan has none.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -503,7 +503,7 @@ class Writers:
         """Return the layout, and which tensors this process writes to which file; all processes have to call it.
 
         The plan is made once for a run. A new one is made, from the regions of all processes, only if those of one have
-        changed since the last save; without shards, the first process plans for itself.
+        changed since the last save; without shards, each process plans alone, and only the first has tensors.
         """
         self.saves += 1
         has_changed = described != self._described

@@ -190,7 +190,7 @@ class BatchWeights:
     def weigh(
         self, microbatches: Sequence[Microbatch], elements: Sequence[Tensor] | None, device: torch.device
     ) -> Sequence[Microbatch]:
-        """Return microbatches with their weights in the batch of all processes.
+        """Return microbatches with their weights in the batch of all processes; those of the device need no correction.
 
         Args:
             microbatches: Those of this process, each with its fraction of this process's share.

@@ -101,13 +101,13 @@ def agreed_source(path: str | os.PathLike[str]) -> str | Source:
     Raises:
         CheckpointError: With several processes, in each, if there is no checkpoint; else the load raises it.
     """
-    source, has_files = path, False
+    source, has_pt_files = path, False
     with failing_in_all_processes("cannot be loaded: looking for it", partial(CheckpointError, path)):
         if get_global_rank() == 0:
             source = source_of(path)
-            has_files = not isinstance(source, Source) and any(local_path(source).glob(f"*{SUFFIX}"))
-    source, has_files = from_rank_zero((source, has_files))
-    newest = agreed_newest(open_files(source), None, weights_only=None) if has_files else None
+            has_pt_files = not isinstance(source, Source) and any(local_path(source).glob(f"*{SUFFIX}"))
+    source, has_pt_files = from_rank_zero((source, has_pt_files))
+    newest = agreed_newest(open_files(source), None, weights_only=None) if has_pt_files else None
     source = source if newest is None else source_of(newest)
     return source if isinstance(source, Source) else agreed_path(str(source))
 

@@ -186,7 +186,7 @@ class FileFolder(LocalFolder):
 
     def begin(self, name: str) -> str:
         """Create a temporary folder for the files of a new checkpoint, and return its name."""
-        # Under a name that nothing has: a folder rejects a file that is no checkpoint. `commit` replaces it.
+        # LocalFolder.begin rejects a file that is no checkpoint: the draft has a free name, and `commit` replaces it.
         is_replaced = self._is_file(name) and (self.replaces or self._is_damaged(name))
         return super().begin(f"{name}.new" if is_replaced else name)
 

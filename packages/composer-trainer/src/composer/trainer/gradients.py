@@ -29,6 +29,7 @@ from torch import Tensor
 from composer.core import Event, TimeUnit
 from composer.core.data.elements import Elements, weighted_by
 from composer.core.data.packing import check_packed_model
+from composer.core.optimizers import unwrapped, wants_closure
 from composer.core.plan import Subscription
 from composer.core.step import Step
 from composer.distributed import BatchShare, BatchWeights, GlobalBatch, get_data_world_size, get_world_size
@@ -95,6 +96,10 @@ class BatchGradients:
         if state.auto_microbatching:
             search = MicrobatchSearch(state, parallel, self.step)
             self.compute = lambda: search.compute_gradients(self.num_samples)
+        if any(wants_closure(unwrapped(one)) for one in state.optimizers) and get_world_size() > 1:
+            compute = self.compute
+            # All processes have to decide by the same loss, in a line search for example.
+            self.compute = lambda: parallel.reduce_mean({"loss": compute()})["loss"]
         self._elements = Elements(state.model, self._spec, by_tokens=self._weighs_by_tokens)
         self._usual_elements = self._batches.usual_samples if self._elements.are_usual else None
         self._is_unchecked = True

@@ -108,7 +108,7 @@ def final_metrics(state: State, losses: Mapping[str, Any]) -> dict[str, Number]:
 
 
 def reason_of_end(run: Run) -> str:
-    """Return why a training ended, the same in all processes, which all must call it."""
+    """Return why a training ended, the same in all processes; all must call it."""
     state = run.state
     if run.signals.is_agreed:  # in all processes or in none
         number = -all_reduce_min(-(run.signals.received or 0))  # that of a process that has received one

@@ -33,7 +33,7 @@ def agree_on_stop(state: State) -> None:
 
 
 def end_here(state: State) -> None:
-    """End the training at the present batch, as all processes have agreed."""
+    """End the training at the present batch, as all processes have agreed; until then they only have a reason."""
     state.stop_reason = state.stop_reason or "another process called state.stop_training()"
     state.max_duration = state.timestamp.batch
 

@@ -330,6 +330,8 @@ class Trainer(Assembly):
         planned, former_cooldown = copy.copy(state), self._resume_state.cooldown
         if reset_time:
             planned.timestamp, former_cooldown = Timestamp(), None
+            if state.stop_reason is not None:  # the duration is where the training was stopped
+                planned.max_duration = schedule.max_duration or planned.max_duration
         schedule_in_use, new_cooldown = cooled_down(
             schedule, planned, cooldown_length, former_cooldown, anywhere=self._dry_run > 0
         )

@@ -82,7 +82,8 @@ class Batches:
         place_reader: Reads saved places.
         usual_samples: The ``DataOrder.usual_samples`` of each of several processes, set by :meth:`agree`; None unless
             it is the same.
-        checks_model: Whether the model still has to be checked on packed rows; None if the first batch shows it.
+        checks_model: True if rows are packed, so that the model has to be checked; None if the first batch shows
+            whether they are; False once it is checked, or need not be.
         _objects_at_start: The states at the start of the epoch of the objects that a resumed run replays. A save within
             the epoch contains them, because a resumed run draws the order again.
         _batches: The batches from the place on, each with whether it is an own one and no copy; None until the first

@@ -105,7 +105,8 @@ class _Saved(Record):
         process: What is saved of the first process.
         skipped_steps: How many steps were skipped because the loss scale was too large.
         tensor_parallel: How many processes had the same samples.
-        world_size: How many processes there were; 0 if they had loaded this from others, and saved it unused.
+        world_size: How many processes there were; 0 if processes of another number have loaded this and saved it again
+            before :meth:`ResumeState.begin`, so that none takes it as its own.
         own: What is saved of this process; None if it is the first, or there were not as many processes.
         cooldown: The cool-down of the run; None before it.
         optimizers: The arguments of the optimizers, by key and group, as the program had set them.
@@ -305,10 +306,10 @@ class ResumeState:
             parts = [path for path in ignored if path.startswith("extra/")]
             reason = f" Ignore {parts[0]!r} only together with all of 'extra'." if parts else ""
             return [f"{error}{reason} load_ignore_keys='extra' loads all else."], None
-        problems = self._check_process(record) or _problems_of_place(record, self._data.batches)
+        problems = self._problems_of_process(record) or _problems_of_place(record, self._data.batches)
         return problems, partial(self.restore_run, record, path, ignored)
 
-    def _check_process(self, record: _Saved) -> list[str]:
+    def _problems_of_process(self, record: _Saved) -> list[str]:
         """Return the problems of loggers, generators and metrics: of this process, or of the first, if others saved."""
         own, problems = record.of_this_process(), list[str]()
         path, process = "extra.process", record.process if own is None else own

@@ -173,7 +173,7 @@ class Assembly:
 
 
 def check_same_precision(precision: Precision) -> None:
-    """Reject a precision that differs between processes, which all must call it.
+    """Reject a precision that differs between processes; all must call it.
 
     Raises:
         ValueError: The precision of another process differs from that of the first one.
