@@ -73,16 +73,18 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _close_runs():
-    """Close the trainers of a test, which has to leave the next one a process without a process group."""
-    had_group = _has_process_group()
+    """Close the trainers of a test."""
     yield
     if "fixtures" in sys.modules:  # not imported for tests without torch
         sys.modules["fixtures"].close_runs()
-    assert had_group or not _has_process_group(), "The test leaves a process group: call close_dist() at its end."
 
 
-def _has_process_group():
-    return "torch.distributed" in sys.modules and sys.modules["torch.distributed"].is_initialized()
+@pytest.fixture(autouse=True, scope="module")
+def _leave_no_group():
+    """Fail if the tests of a file leave a process group, which those of the next file would use."""
+    yield
+    if "torch.distributed" in sys.modules:
+        assert not sys.modules["torch.distributed"].is_initialized(), "Call close_dist() after the tests of this file."
 
 
 @pytest.fixture
