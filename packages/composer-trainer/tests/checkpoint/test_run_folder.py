@@ -49,19 +49,21 @@ def test_open_until_closed(runs, tmp_path):
     assert folder.opened is None
 
 
-def test_later_checkpoints(runs, tmp_path):
-    """Later checkpoints raise an error, unless they may be overwritten or the run continues."""
+@pytest.mark.parametrize("continues", [False, True])
+def test_later_checkpoints(runs, tmp_path, continues):
+    """Later checkpoints raise an error, unless they may be overwritten; a run that continues has found the newest."""
     save_checkpoint(runs.make(batch=9), tmp_path / "ba9")
 
-    rejecting = make_folder()
+    rejecting, accepting = make_folder(), make_folder(overwrite=True)
     with pytest.raises(
         CheckpointSaveError, match=r"^Nothing more was trained: .* has ba9 of run 'blur', and .* batch 5"
     ):
-        rejecting.open(open_folder(tmp_path), names_at(tmp_path), runs.make(batch=5), continues=False)
+        rejecting.open(open_folder(tmp_path), names_at(tmp_path), runs.make(batch=5), continues=continues)
     rejecting.close()
-    for folder, continues in ((make_folder(overwrite=True), False), (make_folder(), True)):
-        folder.open(open_folder(tmp_path), names_at(tmp_path), runs.make(batch=5), continues=continues)
-        folder.close()
+    accepting.open(open_folder(tmp_path), names_at(tmp_path), runs.make(batch=5), continues=continues)
+    accepting.close()
+
+    assert names_in(tmp_path) == [".lock", "ba9"]
 
 
 METRIC = "metrics/eval/Accuracy"
