@@ -468,7 +468,7 @@ def _problems_of_place(record: _Saved, batches: Batches | None) -> list[str]:
 
 
 def _is_ignored(path: str, ignored: Collection[str]) -> bool:
-    """Return whether something, such as ``"callbacks.Mine.1.generator"``, is of a part or component not to load."""
+    """Return whether a generator, such as ``"callbacks.Mine.1.generator"``, is of a part or component not to load."""
     part, _, rest = path.partition(".")
     key = re.match(r"[^.]*(\.\d+)?", rest)
     return key is not None and not {part, f"{part}/{key[0]}"}.isdisjoint(ignored)
