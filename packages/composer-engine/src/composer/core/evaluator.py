@@ -8,7 +8,7 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -19,7 +19,7 @@ from composer.core.checks import NamesArguments, integer, is_flag, is_string, is
 from composer.core.data.spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
-from composer.core.optimizers import held_parameters, unwrapped
+from composer.core.optimizers import HasOptimizers, held_parameters, unwrapped
 from composer.functional.dtensors import local_parts, reshard
 from composer.functional.modes import kept_modes
 
@@ -321,16 +321,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class Evaluated(Protocol):
-    """What :func:`evaluation_weights` needs of a :class:`State`, whose module imports this one."""
-
-    model: Any
-    algorithms: Any
-    optimizers: Any
-
-
 @contextlib.contextmanager
-def evaluation_weights(state: Evaluated) -> Iterator[bool]:
+def evaluation_weights(state: HasOptimizers) -> Iterator[bool]:
     """A context in which the model has its weights for evaluation; on exit it has its training weights again.
 
     Optimizers with the methods ``train()`` and ``eval()``, such as schedule-free ones, write their averages into the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -44,13 +44,11 @@ def held_parameters(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 
 class HasOptimizers(Protocol):
-    """A state with a model and its optimizers."""
+    """What is used here of a :class:`State`, whose module imports this one."""
 
     model: Any
-
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        """The optimizers."""
+    optimizers: Any
+    algorithms: Any
 
 
 class Ownership:

@@ -206,20 +206,18 @@ class LoadRequest:
             CheckpointMismatchError: It does not fit.
         """
         saved, problems, load_extra = self.read(path), list[str](), None
-        parts, strict = (("model",), self.strict_model_weights) if self.weights_only else ((), False)
         excluded = to_strings("exclude_algorithms", self.exclude_algorithms)
+        options: dict[str, Any] = {"weights_only": self.weights_only, "ignored": saved.ignored}
         if self.compare_extra is not None and not self.weights_only and "extra" not in saved.ignored:
             problems_of_extra, load_extra = self.compare_extra(saved.beside("extra"), saved.ignored, saved.path)
             problems += problems_of_extra
         try:
             added = () if problems else saved_state.add_missing_algorithms(
-                self.state, saved.state, parts=parts, ignored=saved.ignored, strict=strict,
-                excluded=excluded, passes=self.algorithm_passes, logger=self.logger,
+                self.state, saved.state, excluded=excluded, passes=self.algorithm_passes, logger=self.logger, **options
             )  # fmt: skip
             report = saved_state.compare(
-                self.state, saved.state, parts=parts, ignored=saved.ignored, strict=strict,
-                strict_weights=self.strict_model_weights, added=added,
-            )  # fmt: skip
+                self.state, saved.state, strict_weights=self.strict_model_weights, added=added, **options
+            )
         except StateMismatchError as error:
             problems += error.problems
         except Exception as error:

@@ -74,7 +74,7 @@ class BatchShare:
 
 
 @attrs.define
-class GlobalBatch:
+class GlobalBatch(BatchShare):
     """The counts of a batch over all processes.
 
     Attributes:
@@ -92,13 +92,6 @@ class GlobalBatch:
         8
     """
 
-    samples: int = 0
-    tokens: int = 0
-    elements: float = 0
-    microbatches: int = 1
-    seconds: float = 0.0
-    stop: int = 0
-    on_device: bool = False
     differs: bool = False
 
     @classmethod

@@ -272,8 +272,8 @@ def let_savers_write_files(state: State, *, is_split: bool) -> None:
                 saver.open_folder = partial(open_files, replaces=saver.overwrite)
 
 
-def save_in_one_file(state: State, path: str, *, extra: Mapping[str, Any] | None, **options: Any) -> str:
-    """Save a checkpoint in all processes, as a file if its name ends in ``.pt``, and return its path.
+def save_file_or_folder(state: State, path: str, *, extra: Mapping[str, Any] | None, **options: Any) -> str:
+    """Save a checkpoint in all processes, as a file if its name ends in ``.pt``, else as a folder; return its path.
 
     Args:
         state: The run.

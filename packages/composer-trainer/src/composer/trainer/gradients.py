@@ -32,7 +32,7 @@ from composer.core.data.packing import check_packed_model
 from composer.core.optimizers import unwrapped, wants_closure
 from composer.core.plan import Subscription
 from composer.core.step import Step
-from composer.distributed import BatchShare, BatchWeights, GlobalBatch, get_data_world_size, get_world_size
+from composer.distributed import BatchShare, BatchWeights, get_data_world_size, get_world_size
 from composer.distributed.collectives import all_gather_object
 from composer.distributed.global_batch import STOP_CALLED, STOP_SIGNAL
 from composer.functional.training.batches import count_flattened, warn_of_padding
@@ -124,7 +124,7 @@ class BatchGradients:
         self._state.batch, self._state.batch_counts = batch, is_counted
         self._counted_samples = self.num_samples if is_counted else 0
 
-    def totals(self) -> BatchShare | GlobalBatch:
+    def totals(self) -> BatchShare:
         """Return the counts of the batch in all processes; those of this one, if it is the only one.
 
         Raises:

@@ -45,7 +45,7 @@ def _train_epochs(run: Run) -> None:
     for ended, checkpoint in _CHECKPOINTS.items():
         if ended in run.resume_state.interrupted:
             run.evaluate_if_due(ended)
-            run.resume_state.drop_interrupted(ended)  # if there is nothing to evaluate on now
+            run.resume_state.interrupted.pop(ended, None)  # if there is nothing to evaluate on now
             event(checkpoint)
     _end_iteration_if_done(run)  # resumed from a checkpoint of the end of an epoch
     # The last batch of a training may also be that of an epoch, which is then still to be counted.

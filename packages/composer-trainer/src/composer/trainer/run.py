@@ -24,7 +24,7 @@ from composer.core import Engine, Event, TimeUnit
 from composer.core.evaluator import enter_training_mode
 from composer.distributed.global_batch import STOP_CALLED, STOP_SIGNAL
 from composer.distributed.samplers import NO_BATCH
-from composer.trainer.evaluation.metrics import log_train_metrics
+from composer.trainer.evaluation.metrics import log_train_metrics, reset_metrics
 from composer.trainer.gradients import BatchGradients
 from composer.trainer.stopping import Stopped, StopSignals, agree_on_stop, end_here
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
 
-    from composer.distributed import BatchShare, GlobalBatch, Parallelism
+    from composer.distributed import BatchShare, Parallelism
     from composer.trainer.data.batches import Batches
     from composer.trainer.evaluation.evaluate import Evaluations
     from composer.trainer.optimization import Optimization
@@ -83,10 +83,12 @@ class Run:
         # A resumed run may have trained longer than this call would, and then only completes evaluations.
         self._begins_after_end = elapsed is not None and elapsed.value > 1
         self.stopwatch, self.signals = Stopwatch(), StopSignals()
-        parts = self.engine, self.batches, self.optimization, self.parallel
-        self.gradients = BatchGradients(*parts, self.stopwatch, self.signals, self._weighs_by_tokens)
+        self.gradients = BatchGradients(
+            self.engine, self.batches, self.optimization, self.parallel,
+            stopwatch=self.stopwatch, signals=self.signals, weighs_by_tokens=self._weighs_by_tokens,
+        )  # fmt: skip
         self.step = self.gradients.step
-        self._totals: BatchShare | GlobalBatch = self.gradients.share  # of the last batch
+        self._totals: BatchShare = self.gradients.share  # of the last batch
         self.losses: Mapping[str, Tensor] = {}
         self._new_losses: list[Tensor] = []  # the totals of the batches since the last end of an epoch
         self.past_losses, self._warns_of_nan = array("f"), True
@@ -247,8 +249,7 @@ class Run:
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics, which can be read until the next epoch begins, and after the training."""
-        for metric in self.state.train_metrics.values():
-            metric.reset()
+        reset_metrics(self.state.train_metrics)
 
     def log_train_metrics(self) -> None:
         """Log the training metrics of the epoch so far, if any."""

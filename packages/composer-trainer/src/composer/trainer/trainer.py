@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.checkpoint.saver import CheckpointSaver
-from composer.checkpoint.saving import save_in_all_processes
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -30,7 +29,7 @@ from composer.core import (
     evaluation_weights,
 )
 from composer.export.inference import Transform, export_for_inference
-from composer.foreign.pt_files import SUFFIX, let_savers_write_files, save_in_one_file
+from composer.foreign.pt_files import let_savers_write_files, save_file_or_folder
 from composer.functional.checks import check_flags, check_subset
 from composer.loggers.hyperparameters import given_arguments
 from composer.loggers.interruption import report_interruption
@@ -357,8 +356,11 @@ class Trainer(Assembly):
             return self._result(state.stop_reason or f"max_duration='{end}' was reached before", started_at)
         # 3. The training.
         optimization = Optimization(state, self._resume_state.skipped_steps)
-        parts = optimization, schedule_in_use.take_schedulers(state), self._evaluations, self._resume_state
-        run = Run(self.engine, batches, *parts, self._parallel, self._compute.weighs_by_tokens)
+        run = Run(
+            self.engine, batches, optimization,
+            schedules=schedule_in_use.take_schedulers(state), evaluations=self._evaluations,
+            resume_state=self._resume_state, parallel=self._parallel, weighs_by_tokens=self._compute.weighs_by_tokens,
+        )  # fmt: skip
         reason = self._train(run)
         steps = int(state.timestamp.batch) - int(planned.timestamp.batch)
         return self._result(reason, started_at, steps, run.losses)
@@ -515,8 +517,7 @@ class Trainer(Assembly):
         check_flags(weights_only=weights_only)
         self._parallel.activate()
         extra = self._resume_state.data_to_save(weights_only=weights_only)
-        save = save_in_one_file if str(name).endswith(SUFFIX) else save_in_all_processes
-        return save(self.state, os.fspath(name), extra=extra, weights_only=weights_only)
+        return save_file_or_folder(self.state, os.fspath(name), extra=extra, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save a checkpoint to ``save_folder``, as at ``save_interval``, and wait until it is written.

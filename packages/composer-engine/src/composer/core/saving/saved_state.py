@@ -216,7 +216,7 @@ def add_missing_algorithms(
     state: SavableState,
     saved: Any,
     *,
-    parts: Collection[str] = (),
+    weights_only: bool = False,
     ignored: Collection[str] = (),
     strict: bool = False,
     excluded: Collection[str] = (),
@@ -230,7 +230,7 @@ def add_missing_algorithms(
     Args:
         state: The run.
         saved: The saved state.
-        parts: The parts that are compared; see :func:`compare`.
+        weights_only: Whether nothing but the weights is compared; see :func:`compare`.
         ignored: The paths of what is not loaded; see there.
         strict: Whether any difference is an error.
         excluded: Algorithms not to construct.
@@ -244,14 +244,15 @@ def add_missing_algorithms(
     listed = saved.get("algorithms") if isinstance(saved, dict) and "model" in saved else None
     if not isinstance(listed, list) or not any(isinstance(one, dict) and one.get("required_on_load") for one in listed):
         return []
-    records = _read_records("algorithms", listed) if parts else _read_components(state, saved, ignored)["algorithms"]
+    components = {} if weights_only else _read_components(state, saved, ignored)
+    records = components.get("algorithms") or _read_records("algorithms", listed)
     made = _rebuild_missing(state, records, to_strings("exclude_algorithms", excluded))
     if not made:
         return []
     merged = list(state.algorithms)
     for index, algorithm in sorted(made.items()):
         merged.insert(index, algorithm)
-    if not parts:
+    if not weights_only:
         others = {name: part for name, part in saved.items() if name not in ("model", "optimizers")}
         compare(attrs.evolve(cast("Any", state), algorithms=merged), others, ignored=ignored, strict=strict)
     try:
@@ -267,7 +268,7 @@ def compare(
     state: SavableState,
     saved: Any,
     *,
-    parts: Collection[str] = (),
+    weights_only: bool = False,
     ignored: Collection[str] = (),
     strict: bool = False,
     strict_weights: bool = False,
@@ -278,7 +279,7 @@ def compare(
     Args:
         state: The run.
         saved: The saved state.
-        parts: ``"model"`` or ``"optimizers"``, if only these are compared.
+        weights_only: Whether nothing but the weights is compared.
         ignored: The paths of what is not loaded and not in ``saved``, such as ``"timestamp"``, ``"algorithms/EMA"``.
         strict: Whether any difference is an error.
         strict_weights: Whether missing and unexpected weights are.
@@ -288,7 +289,7 @@ def compare(
         StateMismatchError: Something cannot be loaded.
     """
     findings = _Findings()
-    if not parts:
+    if not weights_only:
         records = _read_components(state, saved, ignored)
         _compare_fields(state, saved, findings)
         for kind in _RECORDS:
@@ -298,8 +299,8 @@ def compare(
                 _compare_components(kind, own, records[kind], findings)
         if "scaler" not in ignored:
             _compare_scaler(state, saved["scaler"], findings)
-    for part in parts or ("model", "optimizers"):
-        if parts or part in saved:
+    for part in ("model",) if weights_only else ("model", "optimizers"):
+        if weights_only or part in saved:
             is_strict = strict_weights and part == "model"
             _compare_tensors(state, part, saved.get(part), findings, ignored, strict=is_strict)
     return findings.report(added, strict=strict)

@@ -19,7 +19,7 @@ from composer.core.checks import is_flag, is_string, is_subset, own_arguments
 from composer.distributed.collectives import failing_in_all_processes
 from composer.distributed.samplers import split_data
 from composer.trainer.data.batches import Batches
-from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, reduce_over_data
+from composer.trainer.evaluation.metrics import SupportsMetrics, metrics_of, reduce_over_data, reset_metrics
 
 
 @attrs.define
@@ -85,8 +85,7 @@ class TrainingData:
 
     def _restart_metrics(self, state: State) -> None:
         """Reset the training metrics, or create them."""
-        for metric in state.train_metrics.values():
-            metric.reset()
+        reset_metrics(state.train_metrics)
         if isinstance(state.model, SupportsMetrics) and not state.train_metrics:
             metrics = metrics_of(state.model, is_train=True)
             state.train_metrics = {name: metric.to(state.device) for name, metric in metrics.items()}

@@ -58,6 +58,7 @@ from composer.trainer.evaluation.metrics import (
     log_values,
     metrics_of,
     reduce_over_data,
+    reset_metrics,
 )
 from composer.trainer.stopping import Stopped, StopSignals, agree_on_stop
 
@@ -312,8 +313,7 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
     shortened = subset if length is None else min(subset, length)
     state.set_dataloader(evaluator.dataloader.dataloader, evaluator.label, length if subset == -1 else shortened)
     state.eval_timestamp = Timestamp()
-    for metric in metrics.values():
-        metric.reset()
+    reset_metrics(metrics)
     engine.run_event(Event.EVAL_START)
     if evaluator.training_weights:
         engine.restore()  # at this event, averages have been moved into the model

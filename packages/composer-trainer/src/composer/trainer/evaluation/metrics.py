@@ -104,6 +104,12 @@ def update_train_metrics(state: State, batch: Batch) -> None:
             state.model.update_metric(batch, outputs, metric)
 
 
+def reset_metrics(metrics: Mapping[str, Any]) -> None:
+    """Reset metrics."""
+    for metric in metrics.values():
+        metric.reset()
+
+
 def log_train_metrics(state: State, logger: Logger) -> None:
     """Compute and log the training metrics."""
     state.train_metric_values = compute_metrics(state.train_metrics)

@@ -48,7 +48,7 @@ from composer.loggers.hyperparameters import plain_settings
 from composer.trainer.cooldown import Cooldown  # noqa: TC001  (the type of a field, which read() needs)
 from composer.trainer.data.objects import takes_position
 from composer.trainer.evaluation.evaluate import due_evaluators
-from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, save_metrics
+from composer.trainer.evaluation.metrics import SavedMetrics, check_metrics, load_metrics, reset_metrics, save_metrics
 from composer.trainer.reproducibility import seed_all
 from composer.trainer.resume import run_settings
 from composer.trainer.resume.given_objects import GivenObjects
@@ -239,11 +239,7 @@ class ResumeState:
         """
         key = OWN_PROCESS if get_global_rank() else FIRST_PROCESS
         if self._loaded is not None:
-            loaded = self._loaded.record
-            values = {field.name: getattr(loaded, field.name) for field in attrs.fields(_Saved)}
-            own, first = values.pop(OWN_PROCESS), values.pop(FIRST_PROCESS)
-            as_before = {} if loaded.of_this_process() else {"world_size": 0}
-            return values | as_before | {key: own or first}
+            return _values_again(self._loaded.record, key)
         state, batches = self._state, self._data.batches
         of_process = _OfProcess(
             data=None if batches is None else batches.save(),
@@ -372,7 +368,7 @@ class ResumeState:
     def begin(self) -> None:
         """Restore what :meth:`restore_run` has kept, the last of it draws; the epoch or its next batch follows."""
         if not self._is_at_end():  # it may be longer than when it was stopped at its end
-            self.drop_interrupted(Event.FIT_END)
+            self.interrupted.pop(Event.FIT_END, None)
         loaded, self._loaded, self._is_training = self._loaded, None, True
         self._settings = self._find_settings()
         if loaded is not None:
@@ -397,8 +393,7 @@ class ResumeState:
             batches.load(place, objects.generators)
         if own is None:
             self._warn_of_other_processes(record)
-            for metric in state.train_metrics.values():
-                metric.reset()
+            reset_metrics(state.train_metrics)
         else:
             load_metrics(state.train_metrics, own.metrics, state.device)
         for name, module in _modules(state.model):
@@ -427,10 +422,6 @@ class ResumeState:
             stacklevel=caller_level(),
         )
 
-    def drop_interrupted(self, event: Event) -> None:
-        """Forget the interrupted evaluation at an event, as nothing of it is left to do."""
-        self.interrupted.pop(event, None)
-
     def end(self) -> None:
         """Note that the training has ended, or was stopped."""
         self._is_training = False
@@ -438,8 +429,14 @@ class ResumeState:
     def forget(self) -> None:
         """Discard loaded data, interrupted evaluations, the cool-down, and the training metrics."""
         self._loaded, self.interrupted, self.cooldown = None, {}, None
-        for metric in self._state.train_metrics.values():
-            metric.reset()
+        reset_metrics(self._state.train_metrics)
+
+
+def _values_again(loaded: _Saved, key: str) -> dict[str, Any]:
+    """Return loaded values to save once more; without a number of processes if it is not the present one."""
+    values = {field.name: getattr(loaded, field.name) for field in attrs.fields(_Saved)}
+    own, first = values.pop(OWN_PROCESS), values.pop(FIRST_PROCESS)
+    return values | ({} if loaded.of_this_process() else {"world_size": 0}) | {key: own or first}
 
 
 _NOT_COMPARED = {"params", "foreach", "fused", "capturable", "differentiable"}
