@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import inspect
 
-import torch
-
 from composer.core import State
+from composer.functional.dtensors import rank_and_processes
 
 
 def check_processes(name: str, remedy: str, state: State) -> None:
     """Raise a ValueError if a loop with several processes does not weigh them by their numbers of samples."""
-    distributed = torch.distributed
-    is_counted = state.gather is not None or not distributed.is_available() or not distributed.is_initialized()
-    if not is_counted and distributed.get_world_size() > 1:
+    if state.gather is None and rank_and_processes()[1] > 1:
         raise ValueError(
             f"{name} leaves the processes different numbers of samples, and this training loop counts all processes "
             f"the same: {remedy}."

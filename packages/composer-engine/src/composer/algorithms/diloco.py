@@ -21,7 +21,7 @@ from composer.core.evaluator import has_modes
 from composer.core.optimizers import unwrapped
 from composer.core.saving.components import reset_fields, transient
 from composer.core.saving.model_state import bare_model, bare_name
-from composer.functional.dtensors import is_dtensor
+from composer.functional.dtensors import is_dtensor, rank_and_processes
 
 
 def _to_interval(given: Time | str | int) -> Time:
@@ -138,7 +138,7 @@ class DiLoCo(Algorithm):
                 f"DiLoCo averages weights that are complete in each process, with at least 32 bits, got {unfit[0]!r}: "
                 "train without FSDP2 and tensor parallelism, and with precision='amp_bf16' for weights in 32 bits."
             )
-        if _is_among_several():  # a resumed run may have loaded those of each process, without the averages
+        if rank_and_processes()[1] > 1:  # a resumed run may have loaded those of each process, without the averages
             for weight in weights.values():
                 torch.distributed.broadcast(weight.detach(), 0)
         self._averaged_weights = {name: weight.detach().clone() for name, weight in weights.items()}
@@ -177,18 +177,14 @@ def _copy(weights: dict[str, Tensor], values: dict[str, Tensor]) -> None:
     torch._foreach_copy_([*weights.values()], [values[name].to(one.device) for name, one in weights.items()])
 
 
-def _is_among_several() -> bool:
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
 def _means(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the means over all processes, by one reduction."""
-    if not _is_among_several():
+    _, num_processes = rank_and_processes()
+    if num_processes == 1:
         return list(tensors)
     flat = torch.cat([one.flatten() for one in tensors])
     torch.distributed.all_reduce(flat)
-    flat /= torch.distributed.get_world_size()
+    flat /= num_processes
     parts = torch.split(flat, [one.numel() for one in tensors])
     return [part.view(one.shape).to(one.dtype) for part, one in zip(parts, tensors, strict=True)]
 
@@ -201,7 +197,7 @@ def _check(state: State) -> None:
             f"DiLoCo averages the weights of the model, and {found[0]} has others in its state, which would keep those "
             "before an outer step. Use an optimizer that trains and evaluates with the same weights, such as AdamW."
         )
-    if not _is_among_several():
+    if rank_and_processes()[1] == 1:
         return
     problems = {
         "this training loop, which averages gradients; use the Trainer": state.gather is None,
@@ -222,7 +218,7 @@ def _check(state: State) -> None:
 
 def _process_state(state: State) -> types.SimpleNamespace | None:
     """Return an object that saves and loads the weights and the states of optimizers of a process but the first."""
-    if not _is_among_several():
+    if rank_and_processes()[1] == 1:
         return None
     optimizers = [unwrapped(one) for one in state.optimizers]
 

@@ -22,7 +22,7 @@ from composer.core.declarations import owned
 from composer.core.optimizers import unwrapped
 from composer.core.saving.components import reset_fields, transient
 from composer.core.step import total_of
-from composer.functional.dtensors import local_parts
+from composer.functional.dtensors import local_parts, rank_and_processes
 from composer.functional.training.gradient_clipping import list_gradients, measure_norm, scale
 
 _log = logging.getLogger(__name__)
@@ -331,8 +331,8 @@ def _release(optimizers: Sequence[Optimizer]) -> None:
 
 def _mean_over_processes(values: Tensor) -> Tensor:
     """Return the means over all processes, on the device."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
+    _, num_processes = rank_and_processes()
+    if num_processes == 1:
         return values
-    distributed.all_reduce(values)
-    return values / distributed.get_world_size()
+    torch.distributed.all_reduce(values)
+    return values / num_processes

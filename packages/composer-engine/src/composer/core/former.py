@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from composer.core.checks import caller_level
 from composer.core.data.batches import Batch, move_batch
 from composer.core.time import Time, TimeUnit
-from composer.functional.dtensors import is_sharded
+from composer.functional.dtensors import is_sharded, rank_and_processes
 
 Movable = TypeVar("Movable", torch.nn.Module, torch.Tensor)
 
@@ -183,13 +183,12 @@ def with_former(data: dict[str, Any], state: Any) -> dict[str, Any]:
         >>> saved["timestamp"]["Timestamp"]["batch"], list(saved["model"]), saved["metadata"]["device"]
         (3, ['weight', 'bias'], 'cpu')
     """
-    has_processes = torch.distributed.is_available() and torch.distributed.is_initialized()
     metadata = {
         "composer_env_info": {"composer_version": version("composer-engine")},
         "torch_version": str(torch.__version__),
         "device": {"cuda": "gpu"}.get(state.device.type, state.device.type),
         "precision": state.precision.value,
-        "world_size": torch.distributed.get_world_size() if has_processes else 1,
+        "world_size": rank_and_processes()[1],
         "device_train_microbatch_size": state.device_train_microbatch_size,
         "train_dataloader_batch_size": getattr(state.train_dataloader, "batch_size", None),
     }

@@ -28,6 +28,7 @@ from composer.core.saving.codec import to_data
 from composer.core.saving.components import by_key, saved_fields
 from composer.core.saving.randomness import derive_seed
 from composer.core.time import Time, Timestamp, TimeUnit
+from composer.functional.dtensors import rank_and_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -144,11 +145,6 @@ def _to_evaluators(evaluators: Any) -> list[Evaluator]:
     return [ensure_evaluator(evaluator) for evaluator in _as_sequence(evaluators)]
 
 
-def _current_rank() -> int:
-    is_alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
-    return 0 if is_alone else torch.distributed.get_rank()
-
-
 # No field has an on_setattr of its own: with one, attrs sets every field of every step by a Python function.
 @attrs.define(eq=False, repr=False, on_setattr=attrs.setters.NO_OP)
 class State(FormerState):
@@ -224,7 +220,7 @@ class State(FormerState):
     _algorithms: ObservableList[Algorithm] = _live(default=None, converter=_to_algorithms)
     _callbacks: ObservableList[Callback] = _live(default=None, converter=_to_callbacks)
     _iteration_length: Time = _live(default="1ep", converter=_to_iteration_length)
-    rank: int = _live(factory=_current_rank)
+    rank: int = _live(factory=lambda: rank_and_processes()[0])
     forward: Callable[[Batch], Any] | None = _live(default=None)
     loss_function: Callable[..., Any] | None = _live(default=None)
     data_rank: int | None = _live(default=None)

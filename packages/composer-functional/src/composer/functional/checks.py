@@ -10,8 +10,6 @@ from typing import TypeGuard, cast
 import torch
 from torch import Tensor, nn
 
-__all__: list[str] = []
-
 
 def is_whole(number: object) -> bool:
     """Return whether a value is an integer; booleans do not count as integers."""

@@ -11,8 +11,6 @@ from torch.nn.functional import normalize
 from composer.functional.checks import check_float_tensors, check_interval, check_tensors, check_whole
 from composer.functional.modes import without_autocast
 
-__all__ = ["contrastive_loss"]
-
 
 def contrastive_loss(
     embeddings: Tensor,

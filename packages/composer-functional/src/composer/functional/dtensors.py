@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
 
-__all__: list[str] = []
-
 _PLAIN = {Tensor, nn.Parameter}
 
 
@@ -39,6 +37,18 @@ class Region(NamedTuple):
     def slices(self) -> tuple[slice, ...]:
         """The index of the elements."""
         return tuple(slice(start, start + length) for start, length in zip(*self, strict=True))
+
+
+def rank_and_processes() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes: 0 and 1 without a process group.
+
+    Example:
+        >>> rank_and_processes()
+        (0, 1)
+    """
+    distributed = torch.distributed
+    connected = distributed.is_available() and distributed.is_initialized()
+    return (distributed.get_rank(), distributed.get_world_size()) if connected else (0, 1)
 
 
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:

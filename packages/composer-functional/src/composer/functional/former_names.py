@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-__all__: list[str] = []
-
 
 def serve_former_names(name: str) -> None:
     """Search with Python's finders for what imported modules lack, as attributes and by ``from ... import``.

@@ -18,8 +18,6 @@ from composer.functional.checks import (
 )
 from composer.functional.losses import unknown_class
 
-__all__ = ["linear_cross_entropy", "softcap"]
-
 
 class _Settings(NamedTuple):
     chunk_size: int

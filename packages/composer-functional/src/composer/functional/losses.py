@@ -10,8 +10,6 @@ from torch.nn.functional import cross_entropy
 
 from composer.functional.checks import check_interval, check_sizes, check_tensors, check_whole_numbers
 
-__all__ = ["check_for_index_targets", "ensure_targets_one_hot", "infer_target_type", "soft_cross_entropy"]
-
 _REDUCTIONS = frozenset({"none", "mean", "sum"})
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
@@ -136,6 +134,7 @@ def smooth_probabilities(probabilities: Tensor, smoothing: float) -> Tensor:
 
 
 def unknown_class(name: str, ids: Tensor, num_classes: int, other: str) -> str:
+    """Return the error of an id that is no class."""
     span = f"ids from {int(ids.min())} to {int(ids.max())}"
     return f"{name} must hold class ids from 0 to {num_classes - 1}, or {other}, got {span}."
 

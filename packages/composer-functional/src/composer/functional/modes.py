@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-__all__: list[str] = []
-
 
 @contextlib.contextmanager
 def kept_modes(model: nn.Module) -> Iterator[None]:

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__: list[str] = []
-
 
 def rebuild(container: Any, items: Iterable[Any]) -> Any:
     """Return a mapping, list or tuple of the same type with other items; the original is not changed.

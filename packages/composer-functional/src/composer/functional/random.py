@@ -9,8 +9,6 @@ from torch import Tensor
 
 from composer.functional.checks import check_interval, check_whole, described
 
-__all__ = ["draw_beta", "draw_permutation"]
-
 _WORD = 2**32 - 1
 
 

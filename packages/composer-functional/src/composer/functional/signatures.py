@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ForwardRef
 
-__all__: list[str] = []
-
 
 class _Annotation(str):
     """An annotation as a string without quotes; a signature contains its `repr`."""

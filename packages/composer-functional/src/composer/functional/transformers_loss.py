@@ -15,8 +15,6 @@ from composer.functional.losses import soft_cross_entropy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__: list[str] = []
-
 IGNORED = -100
 """The label of positions that do not count."""
 

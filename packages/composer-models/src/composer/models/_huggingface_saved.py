@@ -14,7 +14,7 @@ import torch
 
 from composer import functional as cf
 from composer.functional.checks import few
-from composer.functional.dtensors import is_dtensor, reshard
+from composer.functional.dtensors import is_dtensor, rank_and_processes, reshard
 from composer.functional.surgery.activation_checkpointing import CheckpointedBlock
 from composer.models._huggingface_peft import base_of, is_peft_model, with_adapters
 
@@ -171,8 +171,7 @@ def complete_weights(module: nn.Module, prefix: str) -> dict[str, Tensor] | None
         Complete tensors, sharded ones on the CPU, and tied ones once in memory. None in all processes but the first.
     """
     reshard(module)  # after the forward pass of an evaluation
-    is_first = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-    is_first = is_first or torch.distributed.get_rank() == 0
+    is_first = rank_and_processes()[0] == 0
     named = {name: one for name, one in module.state_dict(keep_vars=True).items() if name.startswith(prefix)}
     complete: dict[int, Tensor] = {}
     for one in named.values():

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from composer.functional import contrastive_loss
 from composer.functional.checks import check_modules, check_whole
+from composer.functional.dtensors import rank_and_processes
 from composer.models.base import ComposerModel
 
 if TYPE_CHECKING:
@@ -149,15 +150,16 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
         (tensor([[1.],
                 [1.]]), 0)
     """
-    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+    rank, num_processes = rank_and_processes()
+    if num_processes == 1:
         return rows, 0
     from torch.distributed.nn.functional import all_gather  # noqa: PLC0415  (slow)
 
     own = torch.tensor([len(rows)], device=rows.device)
-    gathered = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+    gathered = [torch.empty_like(own) for _ in range(num_processes)]
     distributed.all_gather(gathered, own)
     counts = torch.cat(gathered).tolist()
     padding = rows.new_zeros(max(counts) - len(rows), *rows.shape[1:])
     parts = all_gather(torch.cat([rows, padding]))  # type: ignore[no-untyped-call]
     everyone = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-    return everyone, sum(counts[: distributed.get_rank()])
+    return everyone, sum(counts[:rank])

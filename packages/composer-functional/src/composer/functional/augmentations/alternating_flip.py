@@ -15,8 +15,6 @@ from composer.functional.datasets import by_epoch
 from composer.functional.nested import rebuild
 from composer.functional.random import hash_words, spread_words
 
-__all__ = ["AlternatingFlip", "alternating_flip_batch"]
-
 
 def alternating_flip_batch(images: Tensor, indices: Tensor, epoch: int, *, seed: int = 0) -> Tensor:
     """Mirror the images whose turn it is: each one in every second epoch, half of them in each (arXiv:2404.00498).

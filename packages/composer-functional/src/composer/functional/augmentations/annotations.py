@@ -15,8 +15,6 @@ from composer.functional.random import send
 if TYPE_CHECKING:
     from kornia.geometry.boxes import Boxes
 
-__all__ = ["AugmentedBatch"]
-
 BoxFormat: TypeAlias = Literal["xyxy", "xywh", "cxcywh"]
 Points: TypeAlias = "Tensor | Sequence[Tensor] | Boxes"
 Visible: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -26,15 +26,6 @@ from composer.functional.random import check_alpha, send
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "AugMixDraws",
-    "AugmentAndMixTransform",
-    "augmix",
-    "augmix_batch",
-    "augmix_image",
-    "draw_augmix",
-]
-
 _Image = TypeVar("_Image", bound="Image | Tensor")
 
 

@@ -22,8 +22,6 @@ from composer.functional.augmentations.cutout import check_images, is_pil
 from composer.functional.checks import check_interval, check_tensors
 from composer.functional.random import draw_permutation
 
-__all__ = ["ColOutTransform", "colout", "colout_batch", "draw_kept"]
-
 Sample = TypeVar("Sample")
 
 

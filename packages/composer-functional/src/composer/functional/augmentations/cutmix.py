@@ -25,8 +25,6 @@ from composer.functional.augmentations.mixup import check_indices, check_target,
 from composer.functional.checks import check_pairs
 from composer.functional.random import draw_permutation
 
-__all__ = ["CutMixBatch", "cutmix", "cutmix_batch", "draw_cutmix_box"]
-
 
 class CutMixBatch(NamedTuple, Generic[Batch, Target]):
     """What :func:`cutmix_batch` returns.

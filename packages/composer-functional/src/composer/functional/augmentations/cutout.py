@@ -16,8 +16,6 @@ from composer.functional.random import check_generator
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["cutout_batch", "draw_box", "draw_holes"]
-
 Images = TypeVar("Images", Tensor, AugmentedBatch, "Image")
 Box = tuple[int, int, int, int]
 """``(x1, y1, x2, y2)``: rows from x1 to x2 - 1, columns from y1 to y2 - 1."""

@@ -21,8 +21,6 @@ from composer.functional.checks import check_float_tensors, check_interval, chec
 from composer.functional.losses import encode_one_hot
 from composer.functional.random import draw_beta, draw_permutation
 
-__all__ = ["MixUpBatch", "draw_mixing", "mixup", "mixup_batch"]
-
 
 class MixUpBatch(NamedTuple, Generic[Batch, Target]):
     """What :func:`mixup_batch` returns.

@@ -24,8 +24,6 @@ from composer.functional.augmentations.annotations import (
 from composer.functional.checks import described
 from composer.functional.random import check_generator
 
-__all__ = ["AugmentationDraws", "augment_batch", "draw_augmentation"]
-
 _PART_BYTES = 4 * 2**20
 _SAMPLEWISE = """
     ColorJiggle ColorJitter Denormalize Normalize RandomAffine RandomBrightness RandomContrast RandomCrop RandomErasing

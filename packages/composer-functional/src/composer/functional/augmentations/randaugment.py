@@ -24,15 +24,6 @@ from composer.functional.checks import check_whole
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "RandAugmentDraws",
-    "RandAugmentTransform",
-    "draw_randaugment",
-    "randaugment",
-    "randaugment_batch",
-    "randaugment_image",
-]
-
 _Image = TypeVar("_Image", bound="Image | Tensor")
 
 

@@ -13,8 +13,6 @@ from composer.functional.augmentations.cutout import check_images
 from composer.functional.checks import check_choice, check_flags, check_interval, check_pairs
 from composer.functional.random import check_generator
 
-__all__ = ["draw_corner", "resize_batch"]
-
 
 def draw_corner(
     size: tuple[int, int], crop_size: tuple[int, int], *, generator: torch.Generator | None = None

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from composer.functional.checks import check_flags, check_whole
 
-__all__ = ["AlibiBias", "alibi_slopes"]
-
 
 def alibi_slopes(
     num_heads: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None

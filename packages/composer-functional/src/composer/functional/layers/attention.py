@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from composer.functional.layers.derived import DerivedModule
 
-__all__: list[str] = []
-
 
 @dataclass(frozen=True)
 class Heads:
@@ -129,6 +127,7 @@ class HandOver:
     name: str
 
     def __call__(self, attention: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Give the values to the projection, and return the arguments without them."""
         layer = getattr(attention, self.name)
         while not isinstance(layer, MixedValues):
             layer = layer.layer

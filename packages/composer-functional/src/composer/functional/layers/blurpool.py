@@ -10,8 +10,6 @@ from torch.nn.functional import conv2d, max_pool2d, pad
 
 from composer.functional.checks import check_flags, check_float_tensors, check_pixels, check_tensors, check_whole
 
-__all__ = ["BlurConv2d", "BlurMaxPool2d", "BlurPool2d", "blur_2d"]
-
 
 def blur_2d(
     input: Tensor, channels: int = -1, stride: int | tuple[int, ...] = 1, filter: Tensor | None = None

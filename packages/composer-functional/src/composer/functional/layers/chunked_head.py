@@ -19,8 +19,6 @@ from composer.functional.checks import check_flags, check_sizes
 from composer.functional.dtensors import is_dtensor
 from composer.functional.linear_cross_entropy import check_head_settings, linear_cross_entropy, softcap
 
-__all__ = ["ChunkedHead"]
-
 
 class ChunkedHead(nn.Linear):
     """A ``torch.nn.Linear`` whose logits are not stored for the cross entropy (arXiv:2411.09009).

@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Self, SupportsIndex
 
 from torch import nn
 
-__all__: list[str] = []
-
 
 class DerivedModule(nn.Module):
     """Base of modules that take over the class and all attributes of another module.

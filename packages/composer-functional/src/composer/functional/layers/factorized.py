@@ -19,8 +19,6 @@ from composer.functional.checks import (
 )
 from composer.functional.modes import without_autocast
 
-__all__ = ["FactorizedConv2d", "FactorizedLinear", "factorize_conv2d", "factorize_matrix"]
-
 
 @torch.no_grad()
 def factorize_matrix(

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-__all__ = ["GatedLinearUnit"]
-
 
 class GatedLinearUnit(nn.Module):
     """The activation of a linear layer, multiplied by a second linear layer (arXiv:2002.05202).

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from composer.functional.checks import check_interval, check_whole
 from composer.functional.random import hash_words, spread_words
 
-__all__ = ["GyroDropout"]
-
 
 class GyroDropout(nn.Module):
     """Dropout that trains a fixed set of subnetworks, a few at a time (Lee et al., "Gyro Dropout", MLSys 2022).

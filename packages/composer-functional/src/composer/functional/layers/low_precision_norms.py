@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm
 
-__all__ = ["LowPrecisionGroupNorm", "LowPrecisionLayerNorm"]
-
 
 class _LowPrecision(nn.Module):
     """A norm that is computed in ``precision``, or in autocast's dtype; to be inherited from before torch's norm."""

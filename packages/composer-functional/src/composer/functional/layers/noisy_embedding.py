@@ -12,8 +12,6 @@ from composer.functional.checks import check_interval, check_sizes, check_tensor
 from composer.functional.layers.derived import DerivedModule
 from composer.functional.random import check_generator
 
-__all__ = ["NoisyEmbedding", "draw_embedding_noise"]
-
 
 class NoisyEmbedding(DerivedModule):
     """An embedding that adds noise to its next outputs in training (arXiv:2310.05914).

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from composer.functional.checks import check_interval, check_whole
 
-__all__ = ["PatchDropout"]
-
 
 class PatchDropout(nn.Module):
     """Keep a random part of the patches of each image in training (arXiv:2208.07220).

@@ -10,8 +10,6 @@ from composer.functional.checks import check_whole
 from composer.functional.layers.blurpool import BlurConv2d
 from composer.functional.layers.factorized import FactorizedConv2d, resolve_latent_size
 
-__all__ = ["SqueezeExcite2d", "SqueezeExciteConv2d"]
-
 
 class SqueezeExcite2d(nn.Module):
     """Scale each channel by a factor in (0, 1) that is computed from the means of all channels (arXiv:1709.01507).

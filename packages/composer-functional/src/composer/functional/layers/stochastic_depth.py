@@ -13,8 +13,6 @@ from composer.functional.checks import check_choice, check_interval
 from composer.functional.layers.derived import DerivedModule, plain_class
 from composer.functional.modes import kept_modes
 
-__all__ = ["ResidualRule", "StochasticDepthBlock"]
-
 _CHECKED: set[type[nn.Module]] = set()
 
 

@@ -9,8 +9,6 @@ from torch.nn.functional import layer_norm
 
 from composer.functional.checks import check_float_tensors, check_interval
 
-__all__ = ["WeightStandardizer", "standardize_weight"]
-
 
 def standardize_weight(weight: Tensor, eps: float = 1e-10) -> Tensor:
     """Give each filter of a convolution zero mean and unit variance (arXiv:1903.10520).

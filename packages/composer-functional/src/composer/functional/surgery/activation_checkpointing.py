@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     Context = contextlib.AbstractContextManager[Any]
     Contexts = tuple[Context, Context]
 
-__all__ = ["apply_activation_checkpointing"]
-
 Blocks = str | type[nn.Module] | Sequence[str | type[nn.Module]] | None
 
 _MARKS = ("gradient_checkpointing", "grad_checkpointing")

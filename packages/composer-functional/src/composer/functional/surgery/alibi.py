@@ -26,8 +26,6 @@ from composer.functional.surgery.replace import Replacement, SurgeryReport, repl
 if TYPE_CHECKING:
     _Policy = TypeVar("_Policy", bound=Callable[[nn.Module, int, int], nn.Module | None])
 
-__all__ = ["apply_alibi"]
-
 
 class PolicyRegistry(dict[type[nn.Module], "Callable[[nn.Module, int, int], nn.Module | None]"]):
     """Functions ``f(module, index, max_sequence_length)`` that change a module for ALiBi, by its class.

@@ -16,8 +16,6 @@ from composer.functional.checks import is_module_class
 from composer.functional.layers.alibi import NoPositionEmbedding, NoRotaryEmbedding
 from composer.functional.layers.derived import plain_class
 
-__all__: list[str] = []
-
 
 @dataclass(frozen=True)
 class Architecture:
@@ -164,6 +162,7 @@ class AddBias:
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a forward pass, with the bias in the mask."""
         check_implementation(module)
         arguments = {**dict(zip(self.names[: len(args)], args, strict=True)), **kwargs}
         hidden: Tensor = arguments["hidden_states"]

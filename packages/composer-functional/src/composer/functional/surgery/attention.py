@@ -37,8 +37,6 @@ from composer.functional.surgery.optimizers import (
 )
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
-__all__ = ["AttentionLayout", "apply_gated_attention", "apply_qk_norm", "apply_value_residual"]
-
 
 @dataclass(frozen=True)
 class AttentionLayout:

@@ -9,8 +9,6 @@ from torch import nn
 
 from composer.functional.layers.derived import plain_class
 
-__all__: list[str] = []
-
 _CONTAINERS = {nn.ModuleDict, nn.ModuleList, nn.Sequential}
 
 

@@ -12,8 +12,6 @@ from composer.functional.checks import check_flags, check_whole
 from composer.functional.layers.blurpool import BlurConv2d, BlurMaxPool2d
 from composer.functional.surgery.replace import ReplacementFunction, SurgeryReport, replace_layers
 
-__all__ = ["apply_blurpool"]
-
 
 def apply_blurpool(
     model: nn.Module,

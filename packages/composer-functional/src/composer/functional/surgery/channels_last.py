@@ -10,8 +10,6 @@ from torch import nn
 from composer.functional.checks import check_modules
 from composer.functional.surgery.replace import Replacement, SurgeryReport
 
-__all__ = ["apply_channels_last"]
-
 
 def apply_channels_last(model: nn.Module) -> SurgeryReport:
     """Convert all four-dimensional parameters and buffers to the ``channels_last`` memory format, in place.

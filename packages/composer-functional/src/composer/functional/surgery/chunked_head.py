@@ -14,8 +14,6 @@ from composer.functional.surgery.replace import SurgeryReport, as_class, is_unto
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["apply_chunked_cross_entropy"]
-
 
 def apply_chunked_cross_entropy(
     model: nn.Module,

@@ -16,8 +16,6 @@ from composer.functional.surgery.optimizers import check_optimizers, update_para
 from composer.functional.surgery.replace import Replacement, SurgeryReport
 from composer.functional.surgery.structure import find_blocks
 
-__all__ = ["apply_depth_stacking"]
-
 _DEPTH = re.compile("(n|num|number)_?(of_|hidden_|encoder_|decoder_|transformer_)?(layer|block)s?|depth")
 """The names under which a configuration, or a module around the list, has the number of blocks."""
 

@@ -14,8 +14,6 @@ from composer.functional.checks import check_flags, check_modules, check_whole
 from composer.functional.layers.factorized import FactorizedConv2d, FactorizedLinear, resolve_latent_size
 from composer.functional.surgery.replace import ReplacementFunction, SurgeryReport, is_untouched, replace_layers
 
-__all__ = ["apply_factorization"]
-
 
 def apply_factorization(
     model: nn.Module,

@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 from composer.functional.checks import check_modules
 from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
 
-__all__ = ["apply_fused_layernorm"]
-
 _USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12)
 _FUSED_NODES = ("LayerNorm", "RmsNorm", "RMSNorm", "BatchNorm", "GroupNorm")
 

@@ -14,8 +14,6 @@ from composer.functional.layers.gated_linear_units import GatedLinearUnit, check
 from composer.functional.surgery.architectures import BERT, GPT2, find_described, find_instances
 from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
 
-__all__ = ["apply_gated_linear_units"]
-
 
 def apply_gated_linear_units(
     model: nn.Module,

@@ -17,8 +17,6 @@ from composer.functional.layers.ghost_batchnorm import (
 )
 from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_layers
 
-__all__ = ["apply_ghost_batchnorm"]
-
 _GHOSTS: dict[type[nn.Module], type[GhostBatchNorm1d | GhostBatchNorm2d | GhostBatchNorm3d]] = {
     nn.BatchNorm1d: GhostBatchNorm1d,
     nn.BatchNorm2d: GhostBatchNorm2d,

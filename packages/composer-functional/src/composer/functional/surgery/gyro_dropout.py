@@ -10,8 +10,6 @@ from composer.functional.surgery.activation_checkpointing import CheckpointedBlo
 from composer.functional.surgery.architectures import find_attention_dropouts
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
-__all__ = ["apply_gyro_dropout"]
-
 
 def apply_gyro_dropout(
     model: nn.Module, iters_per_epoch: int, max_epoch: int, p: float, sigma: int, tau: int

@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 from composer.functional.layers.low_precision_norms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
 from composer.functional.surgery.replace import SurgeryReport, as_class, is_untouched, replace_layers
 
-__all__ = ["apply_low_precision_groupnorm", "apply_low_precision_layernorm"]
-
 _DTYPES = {
     "amp_bf16": torch.bfloat16,
     "amp_fp16": torch.float16,

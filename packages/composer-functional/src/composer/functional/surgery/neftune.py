@@ -8,8 +8,6 @@ from composer.functional.checks import check_modules
 from composer.functional.layers.noisy_embedding import NoisyEmbedding
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
-__all__ = ["apply_neftune"]
-
 
 def apply_neftune(model: nn.Module, embedding: str | None = None) -> SurgeryReport:
     """Replace a model's embedding of tokens by a :class:`NoisyEmbedding`, in place (arXiv:2310.05914).

@@ -10,8 +10,6 @@ from torch.optim import Optimizer
 
 from composer.functional.checks import described
 
-__all__ = ["update_params_in_optimizer"]
-
 NamedParameters = Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
 
 

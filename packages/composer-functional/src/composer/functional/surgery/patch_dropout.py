@@ -11,8 +11,6 @@ from composer.functional.layers.patch_dropout import PatchDropout
 from composer.functional.surgery.architectures import find_instances
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
-__all__ = ["apply_patch_dropout"]
-
 # The modules in which position embeddings are added, the layer that follows, and the number of prefix tokens; None if
 # the module has it as an attribute.
 _PLACES: tuple[tuple[str, str, str, int | None], ...] = (

@@ -13,14 +13,6 @@ from torch.optim import Optimizer
 from composer.functional.checks import check_flags, check_modules, described
 from composer.functional.surgery.optimizers import check_optimizers, update_params_in_optimizer
 
-__all__ = [
-    "Replacement",
-    "ReplacementFunction",
-    "SurgeryReport",
-    "count_module_instances",
-    "replace_module_classes",
-]
-
 ReplacementFunction = Callable[[Any, int], nn.Module | None]
 """Takes a module and its index among the modules of its policy's class, and returns the replacement.
 

@@ -14,8 +14,6 @@ from composer.functional.layers.factorized import FactorizedConv2d, resolve_late
 from composer.functional.layers.squeeze_excite import SqueezeExcite2d, SqueezeExciteConv2d, plain_convolution
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
-__all__ = ["apply_squeeze_excite"]
-
 
 def apply_squeeze_excite(
     model: nn.Module,

@@ -13,8 +13,6 @@ from composer.functional.checks import check_choice, check_interval, check_modul
 from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
 from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
-__all__ = ["apply_stochastic_depth", "set_drop_rates"]
-
 TargetLayers = str | type[nn.Module] | Mapping[type[nn.Module], ResidualRule | None]
 
 

@@ -17,8 +17,6 @@ from torch.nn.modules.conv import _ConvNd
 
 from composer.functional.layers.derived import plain_class
 
-__all__: list[str] = []
-
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 PRODUCTS = (nn.Linear, nn.Bilinear, _ConvNd)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

@@ -12,8 +12,6 @@ from composer.functional.checks import check_modules, check_whole
 from composer.functional.layers.weight_standardization import WeightStandardizer
 from composer.functional.surgery.replace import Replacement, SurgeryReport
 
-__all__ = ["apply_weight_standardization"]
-
 _Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from composer.functional.checks import check_sizes, check_whole, described
 
-__all__ = ["count_documents", "count_real_tokens", "split_documents", "split_image_batch"]
-
 _OF_IMAGES = [
     ["pixel_values", "image_grid_thw", "image_sizes"],
     ["pixel_values_videos", "video_grid_thw", "second_per_grid_ts"],

@@ -13,8 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 from composer.functional.checks import check_choice, check_whole, described
 from composer.functional.transformers_loss import IGNORED
 
-__all__ = ["collate_pairs", "tokenize_chat"]
-
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from composer.functional.checks import check_flags, check_interval
 
-__all__ = ["compute_outer_step"]
-
 
 @torch.no_grad()
 def compute_outer_step(

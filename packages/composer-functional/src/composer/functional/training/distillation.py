@@ -9,8 +9,6 @@ from torch.nn.functional import kl_div
 from composer.functional.checks import check_choice, check_float_tensors, check_interval
 from composer.functional.losses import infer_target_type, soft_cross_entropy
 
-__all__ = ["distillation_loss"]
-
 
 def distillation_loss(
     student_logits: Tensor,

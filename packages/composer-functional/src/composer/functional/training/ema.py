@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from composer.functional.checks import check_interval, check_modules, described, few
 
-__all__ = ["compute_ema", "update_averages"]
-
 _CONVERTED_AT_ONCE = 16
 
 _Tensors = list[Tensor] | tuple[Tensor, ...]

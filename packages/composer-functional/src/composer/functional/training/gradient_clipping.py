@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from composer.functional.checks import check_choice, check_interval
 from composer.functional.dtensors import are_plain, is_dtensor, local_parts
 
-__all__ = ["apply_gradient_clipping"]
-
 _EPSILON = 1e-3
 """The lower bound of a unit's weight norm, so that weights initialised with zero can change (arXiv:2102.06171)."""
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from composer.functional.checks import check_float_tensors, check_interval
 
-__all__ = ["estimate_gradient_noise"]
-
 
 def estimate_gradient_noise(
     small_square: Tensor, big_square: Tensor, small_size: float | Tensor, big_size: float | Tensor

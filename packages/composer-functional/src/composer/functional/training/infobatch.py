@@ -7,8 +7,6 @@ from torch import Tensor
 
 from composer.functional.checks import check_float_tensors, check_interval
 
-__all__ = ["draw_infobatch_weights"]
-
 
 def draw_infobatch_weights(scores: Tensor, ratio: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
     """Draw the weights of the samples of an epoch; pruned samples have the weight 0 (arXiv:2303.04947).

@@ -8,8 +8,6 @@ from torch import Tensor
 from composer.functional.checks import check_interval
 from composer.functional.losses import infer_target_type, scatter_ids, smooth_probabilities
 
-__all__ = ["smooth_labels"]
-
 
 def smooth_labels(logits: Tensor, target: Tensor, smoothing: float = 0.1) -> Tensor:
     """Distribute a part of each label's mass uniformly over all classes (arXiv:1512.00567).

@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 from composer.functional.checks import check_interval, check_modules, check_whole
 from composer.functional.surgery.optimizers import check_optimizers
 
-__all__ = ["count_layers_to_freeze", "freeze_layers", "unfreeze_layers"]
-
 _FROZEN = "_frozen_by_freeze_layers"
 _PARAMETRIZATIONS = "parametrizations"
 

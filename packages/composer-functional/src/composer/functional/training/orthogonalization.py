@@ -13,8 +13,6 @@ from torch.backends.cpu import get_cpu_capability
 from composer.functional.checks import check_choice, check_float_tensors, check_interval, check_whole, described
 from composer.functional.modes import without_autocast
 
-__all__ = ["orthogonalize"]
-
 Coefficients: TypeAlias = "str | Sequence[float] | Sequence[Sequence[float]]"
 Triple: TypeAlias = tuple[float, float, float]
 

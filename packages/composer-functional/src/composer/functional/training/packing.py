@@ -20,8 +20,6 @@ from composer.functional.checks import check_choice, check_modules, check_sizes,
 from composer.functional.modes import kept_modes
 from composer.functional.transformers_loss import IGNORED, logits_of
 
-__all__ = ["add_document_mask", "check_packing", "collate_packed", "pack_documents", "pack_lengths"]
-
 MASKS_OF_ANSWERS = ("assistant_masks", "completion_mask")
 """The names under which Transformers and TRL mark the tokens that are trained on."""
 

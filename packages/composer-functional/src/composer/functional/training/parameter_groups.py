@@ -11,8 +11,6 @@ from torch import nn
 from composer.functional.checks import check_interval, check_modules, described, is_module_class
 from composer.functional.surgery.structure import NORMS, PRODUCTS, find_blocks, find_towers, is_norm
 
-__all__ = ["parameter_groups"]
-
 
 def parameter_groups(
     model: nn.Module,

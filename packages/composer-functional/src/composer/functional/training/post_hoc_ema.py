@@ -10,8 +10,6 @@ from torch import Tensor
 
 from composer.functional.checks import check_interval, check_whole
 
-__all__ = ["post_hoc_weights", "power_ema_smoothing"]
-
 _WIDEST = 12**-0.5  # of the mean of all weights
 _LARGEST_ERROR = 0.1
 

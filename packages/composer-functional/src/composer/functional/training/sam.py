@@ -16,8 +16,6 @@ from composer.functional.checks import check_interval, check_whole
 from composer.functional.dtensors import local_parts
 from composer.functional.training.gradient_clipping import list_gradients, measure_norm, scale
 
-__all__ = ["SAMOptimizer"]
-
 _STEPS = "sam_steps"
 
 

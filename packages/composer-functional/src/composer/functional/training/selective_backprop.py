@@ -23,8 +23,6 @@ from composer.functional.checks import (
 from composer.functional.modes import kept_modes
 from composer.functional.nested import is_list_of_samples, rebuild, sizes
 
-__all__ = ["select_using_loss", "should_selective_backprop", "take_samples"]
-
 _INTERPOLATIONS = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 

@@ -13,8 +13,6 @@ from composer.functional.checks import check_flags, check_whole
 from composer.functional.nested import rebuild
 from composer.functional.training.selective_backprop import take_part
 
-__all__ = ["set_batch_sequence_length"]
-
 
 def set_batch_sequence_length(
     batch: Mapping[str, Any], curr_seq_len: int, truncate: bool = True, preserve_end_of_sequence: bool = False

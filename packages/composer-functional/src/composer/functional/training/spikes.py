@@ -9,8 +9,6 @@ from torch import Tensor
 
 from composer.functional.checks import check_float_tensors, check_interval, check_whole
 
-__all__ = ["detect_spikes"]
-
 
 def detect_spikes(
     values: Tensor, history: Tensor, threshold: float = 6.0, min_values: int = 2

@@ -8,8 +8,6 @@ from torch import nn
 from composer.functional.checks import check_flags, check_whole
 from composer.functional.training.ema import pair_tensors, update_averages
 
-__all__ = ["compute_swa"]
-
 
 @torch.no_grad()
 def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_buffers: bool = True) -> int:

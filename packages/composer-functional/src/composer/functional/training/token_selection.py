@@ -7,8 +7,6 @@ from torch import Tensor
 
 from composer.functional.checks import check_float_tensors, check_interval
 
-__all__ = ["select_tokens"]
-
 
 def select_tokens(losses: Tensor, reference_losses: Tensor, mask: Tensor, keep: float = 0.6) -> Tensor:
     """Return weights for the losses of tokens: 1 for those with the highest excess in each row (arXiv:2404.07965).

@@ -15,8 +15,6 @@ from composer.functional.checks import check_callables, check_interval, check_mo
 from composer.functional.surgery.structure import PRODUCTS
 from composer.functional.training.parameter_groups import check_settings, undecayed
 
-__all__ = ["activation_changes", "width_groups"]
-
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _WITH_INPUTS_LAST = (*PRODUCTS, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 

@@ -40,6 +40,10 @@ def _to_exclude_algorithms(given: str | Sequence[str] | None) -> list[str] | Non
     return None if given is None else to_strings("load_exclude_algorithms", given)
 
 
+def _to_flag(given: bool | None) -> bool:
+    return False if given is None else given
+
+
 @attrs.frozen
 class Loading:
     """The checkpoint that a run starts from.
@@ -54,7 +58,7 @@ class Loading:
     exclude_algorithms: list[str] | None = attrs.field(
         alias="load_exclude_algorithms", converter=_to_exclude_algorithms
     )
-    autoresume: bool = attrs.field(converter=lambda given: False if given is None else given, validator=is_flag)
+    autoresume: bool = attrs.field(converter=_to_flag, validator=is_flag)
 
     def __attrs_post_init__(self) -> None:
         check_ignore_keys(self.ignore_keys, "load_ignore_keys")
