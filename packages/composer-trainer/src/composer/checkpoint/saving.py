@@ -101,35 +101,34 @@ def save_checkpoint(
         >>> path[-7:], sorted(os.listdir(path))
         ('ep0-ba0', ['layout.json', 'manifest.json', 'model.safetensors', 'state.json'])
     """
-    return _save(path, state, extra, weights_only=weights_only, ignore_keys=ignore_keys, overwrite=overwrite)
+    return save(state, os.fspath(path), extra, weights_only=weights_only, ignore_keys=ignore_keys, overwrite=overwrite)
 
 
-def save_in_all_processes(
-    state: State, path: str | os.PathLike[str], *, extra: Mapping[str, Any] | None, **options: Any
-) -> str:
-    """Save a checkpoint as :func:`save_checkpoint`; all processes have to call it, also if no model is sharded.
-
-    Args:
-        state: The run.
-        path: As for :func:`save_checkpoint`.
-        extra: As there.
-        options: As there; and ``open_folder``, the function that opens the folder.
-    """
-    path = os.fspath(path).replace("{rank}", "0")  # all write to the folder of the first one
-    return _save(path, state, extra, together=True, **options)
-
-
-def _save(
-    path: str | os.PathLike[str],
+def save(
     state: State,
+    path: str,
     extra: Mapping[str, Any] | None,
     *,
     overwrite: bool = False,
     open_folder: Callable[[str], Folder] = open_folder,
+    together: bool = False,
     **options: Any,
 ) -> str:
-    parent, name = split_path(fill_in_run(os.fspath(path), state, "A checkpoint's path"))
-    snapshot = take_snapshot(state, open_folder(parent), _valid_name(name), extra, copy=False, **options)
+    """Save a checkpoint as :func:`save_checkpoint`.
+
+    Args:
+        state: The run.
+        path: As there.
+        extra: As there.
+        overwrite: As there.
+        open_folder: Opens the folder that contains it.
+        together: Whether all processes call it, also if no model is sharded.
+        options: Those of :func:`take_snapshot`.
+    """
+    path = path.replace("{rank}", "0") if together else path  # all write to the folder of the first one
+    parent, name = split_path(fill_in_run(path, state, "A checkpoint's path"))
+    folder, name = open_folder(parent), _valid_name(name)
+    snapshot = take_snapshot(state, folder, name, extra, copy=False, together=together, **options)
     snapshot.write(overwrite=overwrite, makes_folder=True)
     return snapshot.path
 

@@ -28,7 +28,7 @@ from composer.distributed import (
     get_world_size,
 )
 from composer.foreign.files import source_of
-from composer.foreign.pt_files import content_of, save_file_or_folder
+from composer.foreign.pt_files import content_of, save_as_file
 from composer.foreign.torch_files import read_torch_file
 
 PLACEHOLDERS = "{run_name}, {rank}, {local_rank}, {world_size}, {local_world_size}, {node_rank}"
@@ -270,13 +270,7 @@ def save_checkpoint(
         >>> save_checkpoint(State(torch.nn.Linear(2, 2)), tempfile.mkdtemp() + "/ep{epoch}.pt")[-6:]
         'ep0.pt'
     """
-    return save_file_or_folder(
-        state,
-        filename,
-        extra=None,
-        weights_only=weights_only,
-        ignore_keys=ignore_keys,
-    )
+    return save_as_file(state, filename, None, weights_only=weights_only, ignore_keys=ignore_keys, together=True)
 
 
 def safe_torch_load(

@@ -39,7 +39,7 @@ from composer.checkpoint.manifest import (
 )  # fmt: skip
 from composer.checkpoint.reading import OpenCheckpoint
 from composer.checkpoint.saver import CheckpointSaver
-from composer.checkpoint.saving import save_in_all_processes
+from composer.checkpoint.saving import save
 from composer.core import State, join_tensors
 from composer.core.former import warn_former
 from composer.core.saving.codec import to_data
@@ -272,20 +272,20 @@ def let_savers_write_files(state: State, *, is_split: bool) -> None:
                 saver.open_folder = partial(open_files, replaces=saver.overwrite)
 
 
-def save_file_or_folder(state: State, path: str, *, extra: Mapping[str, Any] | None, **options: Any) -> str:
-    """Save a checkpoint in all processes, as a file if its name ends in ``.pt``, else as a folder; return its path.
+def save_as_file(state: State, path: str, extra: Mapping[str, Any] | None, **options: Any) -> str:
+    """Save a checkpoint as a file if its name ends in ``.pt`` and nothing is in the way, and return its path.
 
     Args:
         state: The run.
         path: Its path or URL.
         extra: More to save, by name.
-        options: See :func:`~composer.checkpoint.saving.save_in_all_processes`.
+        options: Those of :func:`~composer.checkpoint.saving.save`.
     """
     if path.endswith(SUFFIX) and not is_sharded(state.model) and not is_remote(path):
         options |= {"open_folder": partial(open_files, replaces=True), "overwrite": True}  # as torch.save does
     elif path.endswith(SUFFIX):
         _warn_of_folder(path, path if is_remote(path) else None)
-    return save_in_all_processes(state, path, extra=extra, **options)
+    return save(state, path, extra, **options)
 
 
 def _warn_of_folder(name: str, place: str | None) -> None:

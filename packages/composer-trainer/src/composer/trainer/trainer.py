@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.checkpoint.saver import CheckpointSaver
+from composer.checkpoint.saving import save
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -29,7 +30,7 @@ from composer.core import (
     evaluation_weights,
 )
 from composer.export.inference import Transform, export_for_inference
-from composer.foreign.pt_files import let_savers_write_files, save_file_or_folder
+from composer.foreign.pt_files import SUFFIX, let_savers_write_files, save_as_file
 from composer.functional.checks import check_flags, check_subset
 from composer.loggers.hyperparameters import given_arguments
 from composer.loggers.interruption import report_interruption
@@ -517,7 +518,8 @@ class Trainer(Assembly):
         check_flags(weights_only=weights_only)
         self._parallel.activate()
         extra = self._resume_state.data_to_save(weights_only=weights_only)
-        return save_file_or_folder(self.state, os.fspath(name), extra=extra, weights_only=weights_only)
+        save_as = save_as_file if str(name).endswith(SUFFIX) else save
+        return save_as(self.state, os.fspath(name), extra, weights_only=weights_only, together=True)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save a checkpoint to ``save_folder``, as at ``save_interval``, and wait until it is written.
