@@ -49,6 +49,26 @@ class TestSchedulers:
 
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
 
+    @pytest.mark.parametrize("by_torch", [True, False])
+    def test_an_epoch_at_rate_0_warns(self, by_torch):
+        """A rate of 0 until the first epoch has ended is named, once; a training that goes on has another one."""
+        model = make_classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        rising = LinearScheduler(0.0, 1.0, t_max="4ep")
+        scheduler = lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch / 4) if by_torch else rising
+        trainer = small_run(
+            model=model,
+            optimizers=optimizer,
+            schedulers=scheduler,
+            step_schedulers_every_batch=False,
+            max_duration="4ep",
+        )
+
+        with pytest.warns(UserWarning, match=r"rate is 0 until the first epoch has ended.* (LambdaLR|ClockLR) steps"):
+            trainer.fit(duration="1ep")
+        assert optimizer.param_groups[0]["lr"] == 0.25
+        trainer.fit(duration="1ep")
+
     def test_functions_set_each_batch_by_its_number(self):
         """Batch k is trained with f(k)."""
         rates = []
@@ -93,6 +113,7 @@ KNOWN_STEPS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The learning rate is 0 until the first epoch")
 class TestKnownNumbersOfSteps:
     """A schedule of so many steps as the training has batches steps after each epoch only by mistake."""
 

@@ -45,7 +45,7 @@ class SteppedSchedulers:
         """Recompute the learning rates that depend on the clock, because the duration may have changed.
 
         Those that change after each epoch are kept until its end, as they depend on the clock at its beginning. A rate
-        that rises within a training gives a warning.
+        that rises within a training gives a warning, and so does a rate of 0 for all of the first epoch.
         """
         clock = state.timestamp
         is_in_epoch = clock.count(TimeUnit.BATCH, in_epoch=True) > 0
@@ -56,6 +56,21 @@ class SteppedSchedulers:
                 scheduler.step()
                 if group.get("initial_lr") is base:  # else it was assigned
                     _warn_of_rise(before, scheduler.get_last_lr()[0], state)
+        for scheduler in self.every_epoch if not clock.batch.value else ():
+            _warn_of_lost_epoch(scheduler)
+
+
+def _warn_of_lost_epoch(scheduler: LRScheduler) -> None:
+    """Warn if the rates that a schedule begins with train nothing. Rates in tensors are not read."""
+    rates = scheduler.get_last_lr()
+    has_rates = any(group.get("initial_lr") for group in scheduler.optimizer.param_groups)
+    if has_rates and not any(isinstance(rate, Tensor) or rate for rate in rates):
+        warnings.warn(
+            f"The learning rate is 0 until the first epoch has ended, which trains nothing, because "
+            f"{type(scheduler).__name__} steps after each epoch: begin with a higher rate, or give "
+            "step_schedulers_every_batch=True if its steps are batches.",
+            stacklevel=caller_level(),
+        )
 
 
 def _warn_of_rise(before: float | Tensor, rate: float | Tensor, state: State) -> None:
