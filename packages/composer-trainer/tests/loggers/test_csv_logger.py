@@ -4,9 +4,10 @@ import csv
 
 import pytest
 
+from composer.callbacks import OptimizerMonitor
 from composer.core import Callback
 from composer.loggers import CSVLogger, InMemoryLogger
-from fixtures import small_run
+from fixtures import make_loader, small_run
 
 
 def rows_of(path):
@@ -68,6 +69,21 @@ class TestRows:
         assert [len(one) for one in losses] == [10, 10]
         batches = [[row["batch"] for row in rows if row["loss/train/total"]] for rows in files]
         assert batches[0] == batches[1]
+
+    def test_resume_from_the_end_of_an_epoch(self, tmp_path):
+        """The metrics of that epoch remain, once, although the epoch is not evaluated again."""
+        path = tmp_path / "metrics.csv"
+        options = {"max_duration": "2ep", "save_folder": str(tmp_path / "checkpoints"), "run_name": "a"}
+        options |= {"eval_dataloader": make_loader(), "train_metrics": None, "autoresume": True}
+        for stop in ("1ep", None):
+            monitor = OptimizerMonitor(batch_log_interval=5)
+            with small_run(loggers=CSVLogger(str(path)), callbacks=monitor, **options) as trainer:
+                trainer.fit(duration=stop) if stop else trainer.fit()
+        rows = rows_of(path)
+
+        for column in ("metrics/train/MulticlassAccuracy", "metrics/eval/MulticlassAccuracy", "l2_norm/grad/global"):
+            assert [int(row["batch"]) for row in rows if row[column]] == [5, 10]
+        assert [int(row["batch"]) for row in rows if row["loss/train/total"]] == list(range(10))
 
     def test_interrupted_line(self, tmp_path):
         """A line that a killed process left incomplete is removed."""

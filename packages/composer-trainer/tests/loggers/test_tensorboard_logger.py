@@ -9,7 +9,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from composer.core import State
 from composer.loggers import InMemoryLogger, TensorboardLogger
-from fixtures import make_loader, trained
+from fixtures import make_loader, small_run, trained
 
 
 def train(*loggers, **options):
@@ -121,4 +121,19 @@ class TestResuming:
         later.open_run(state)
         later.close_run()
 
-        assert scalars(read(tmp_path / "a"), "loss/train/total") == [(0, 0.0)]
+        # A resumed run repeats the loss of batch 1, with the same value.
+        assert scalars(read(tmp_path / "a"), "loss/train/total") == [(0, 0.0), (1, 1.0)]
+
+    def test_resume_from_the_end_of_an_epoch(self, tmp_path):
+        """The metrics of that epoch remain, although it is not evaluated again."""
+        for stop in ("1ep", None):
+            options = {"eval_dataloader": make_loader(), "train_metrics": None, "run_name": "a", "autoresume": True}
+            logger = TensorboardLogger(str(tmp_path / "logs"))
+            folder = str(tmp_path / "checkpoints")
+            with small_run(loggers=logger, save_folder=folder, max_duration="2ep", **options) as trainer:
+                trainer.fit(duration=stop) if stop else trainer.fit()
+            time.sleep(1.1)  # see above
+
+        events = read(tmp_path / "logs" / "a")
+        for label in ("train", "eval"):
+            assert [step for step, _ in scalars(events, f"metrics/{label}/MulticlassAccuracy")] == [5, 10]

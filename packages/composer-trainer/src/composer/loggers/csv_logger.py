@@ -31,7 +31,7 @@ class CSVLogger(GatheringLogger):
     Values of one batch are in one row, unless they are written at different times; a cell without a value is empty.
     ``pandas.read_csv("metrics.csv").plot(x="batch", y="loss/train/total")`` plots a metric. A metric that is logged for
     the first time adds a column, for which the file is rewritten. A resumed run continues the file, without the rows
-    from the resumed batch on. The process of rank 0 writes.
+    of batches from the resumed one on; metrics that were logged at the checkpoint remain. The process of rank 0 writes.
 
     Args:
         filename: Path of the file; ``{run_name}`` and ``{rank}`` are filled in. Missing folders are created.
@@ -56,6 +56,11 @@ class CSVLogger(GatheringLogger):
     _state: State | None = transient(default=None)
     _columns: list[str] = transient(factory=list)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Write the buffered values, so that they are not in the row of the next batch; nothing is saved."""
+        self.flush()
+        return {}
+
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
         self.raise_if_in_use(logger)
@@ -76,8 +81,10 @@ class CSVLogger(GatheringLogger):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows: list[dict[str, Any]] = []
         if self.path.exists() and self.is_resumed:
-            reached = state.timestamp.count(TimeUnit.BATCH)
-            rows = [row for row in self._read() if int(row["batch"]) < reached]
+            reached = int(state.timestamp.count(TimeUnit.BATCH))
+            # Metrics of the epochs and evaluations before the checkpoint are in rows without a time of a batch.
+            kept = [reached + (reached > 0), reached]
+            rows = [one for one in self._read() if int(one["batch"]) < kept[bool(one.get("time/batch"))]]
         elif self.path.exists() and not self.overwrite:
             raise FileExistsError(
                 f"filename names {str(self.path)!r}, which exists. Set overwrite=True, choose another name, or add "

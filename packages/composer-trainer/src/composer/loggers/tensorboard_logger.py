@@ -27,7 +27,7 @@ class TensorboardLogger(TrackerLogger):
     """Log metrics, images, tables and hyperparameters to files for ``tensorboard --logdir <log_dir>``.
 
     Each run has a folder with its name in ``log_dir``, independent of the checkpoint. When a run is resumed,
-    TensorBoard hides the values logged from the resumed step on. Hyperparameters are on the HParams page, tables on the
+    TensorBoard hides the values logged after the resumed step. Hyperparameters are on the HParams page, tables on the
     page of texts.
 
     Args:
@@ -62,7 +62,9 @@ class TensorboardLogger(TrackerLogger):
 
         rank = "" if self.rank_zero_only else f"rank{state.rank}"
         self.run_id = str(Path(self.log_dir, state.run_name, rank).absolute())
-        undone = int(state.timestamp.count(TimeUnit.BATCH)) if self.is_resumed else None
+        reached = int(state.timestamp.count(TimeUnit.BATCH))
+        # Metrics of the epochs and evaluations before the checkpoint have its step, and are not computed again.
+        undone = reached + (reached > 0) if self.is_resumed else None
         self._writer = SummaryWriter(self.run_id, purge_step=undone)
 
     def write_metrics(self, records: Sequence[Record]) -> None:
