@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer.callbacks import CheckpointSaver
+from composer.callbacks import CheckpointSaver, ExportForInferenceCallback, SavePretrained
 from composer.core import Callback, Event
 from composer.loggers import FileLogger
 from composer.optim import CosineAnnealingWithWarmupScheduler
@@ -37,7 +37,7 @@ def test_batches_of_each_kind():
 
 
 def test_writes_nothing(tmp_path, monkeypatch):
-    """No checkpoint and no file of a logger is written."""
+    """No checkpoint, no exported model and no file of a logger is written."""
     monkeypatch.chdir(tmp_path)
     trainer = small_run(
         fast_dev_run=True,
@@ -47,7 +47,7 @@ def test_writes_nothing(tmp_path, monkeypatch):
         run_name="first",
         autoresume=True,
         eval_dataloader=make_loader(),
-        callbacks=CheckpointSaver("others"),
+        callbacks=[CheckpointSaver("others"), ExportForInferenceCallback("torchexport", "m.pt2"), SavePretrained("hf")],
         loggers=FileLogger("log.jsonl"),
     )
 
