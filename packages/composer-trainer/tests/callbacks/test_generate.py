@@ -1,6 +1,7 @@
 """A small GPT-2 generates from prompts during training."""
 
 import ast
+import copy
 import inspect
 import textwrap
 
@@ -110,6 +111,16 @@ class TestGenerate:
         assert one == other
         assert alone.asked == [(2, True, False), (1, True, False)]
         assert together.asked == [(3, True, False)]
+
+    def test_without_a_padding_token(self, tokenizer):
+        """Prompts that cannot be padded are generated one by one, with the same continuations."""
+        writer = Writer(tokenizer)
+        expected = fit(writer, Generate(PROMPTS, "1ep", batch_size=1, max_new_tokens=6, do_sample=False))
+        unpadded = Writer(copy.deepcopy(tokenizer))
+        unpadded.tokenizer.pad_token = None
+
+        assert fit(unpadded, Generate(PROMPTS, "1ep", max_new_tokens=6, do_sample=False)) == expected
+        assert unpadded.asked == [(1, True, False)] * 3
 
     @pytest.mark.parametrize(
         ("interval", "steps"),

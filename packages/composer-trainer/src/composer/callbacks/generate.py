@@ -46,7 +46,7 @@ class Generate(Callback):
     Args:
         prompts: One or several strings to continue.
         interval: How often: a time, a string (``"500ba"``), or a number of epochs.
-        batch_size: Prompts per forward pass; all if None.
+        batch_size: Prompts per forward pass; all if None. Without a padding token it is 1.
         kwargs: Arguments of ``model.generate``, such as ``max_new_tokens=50``.
 
     Raises:
@@ -112,9 +112,9 @@ class Generate(Callback):
     def _generate(self, state: State, logger: Logger) -> None:
         self._generated_at = int(state.timestamp.count(TimeUnit.BATCH))
         with evaluation_mode(state.model), preserve_rng_state(state.device), torch.no_grad(), evaluation_weights(state):
-            batches = [
-                self.prompts[start : start + self.batch_size] for start in range(0, len(self.prompts), self.batch_size)
-            ]
+            is_padded = getattr(state.model.tokenizer, "pad_token_id", 0) is not None
+            size = self.batch_size if is_padded else 1
+            batches = [self.prompts[start : start + size] for start in range(0, len(self.prompts), size)]
             generations = [one for prompts in batches for one in self._continue(list(prompts), state)]
         rows = list(zip(self.prompts, generations, strict=True))
         logger.log_table(["prompt", "generation"], rows, name="generations")
