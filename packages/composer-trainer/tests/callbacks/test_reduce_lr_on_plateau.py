@@ -1,6 +1,7 @@
 """ReduceLROnPlateau in real trainings, compared with torch's scheduler."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torchmetrics import Metric
 
 from composer.callbacks import ReduceLROnPlateau
 from composer.models import ComposerClassifier
-from composer.optim import LinearScheduler
+from composer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler
 from fixtures import small_run
 from fixtures.runs import record
 
@@ -38,7 +39,7 @@ class Error(Score):
     higher_is_better = False
 
 
-def make(callback, script=SCRIPT, *, score=Score, start=0, **options):
+def make(callback, script=SCRIPT, *, score=Score, start=0, optimizer=torch.optim.SGD, **options):
     """Return a trainer that evaluates after each of its epochs of five batches, one for each value."""
     torch.manual_seed(0)
     metric = score(script)
@@ -46,6 +47,7 @@ def make(callback, script=SCRIPT, *, score=Score, start=0, **options):
     model = ComposerClassifier(torch.nn.Linear(4, 3), train_metrics=[], val_metrics={"Score": metric})
     data = [(torch.ones(2, 4), torch.tensor([0, 1]))] * 5
     settings = {"train_dataloader": data, "eval_dataloader": data[:1], "max_duration": f"{len(script)}ep"}
+    settings["optimizers"] = optimizer(model.parameters(), lr=0.1)
     return small_run(model=model, callbacks=callback, **settings | options)
 
 
@@ -96,6 +98,23 @@ class TestRates:
 
         rates = [0.1] * 10 + [0.05] * 10  # reduced after the second epoch
         assert found.values == pytest.approx([rate * (1 - batch / 20) for batch, rate in enumerate(rates)])
+
+    @pytest.mark.parametrize("optimizer", [DecoupledAdamW, DecoupledSGDW])
+    def test_decoupled_weight_decay_follows(self, optimizer):
+        """The fraction of the weights that a step removes is reduced with the rate, also beside a schedule."""
+
+        def rate_and_fraction(state):
+            (group,) = state.optimizers[0].param_groups
+            return group["lr"], group["lr"] / group["initial_lr"] * group["weight_decay"]
+
+        found = record("batch_start", rate_and_fraction)
+        callbacks = [ReduceLROnPlateau("eval/Score", factor=0.5, patience=0, min_lr=0.02), found]
+        settings = {"optimizer": partial(optimizer, weight_decay=1e-4), "schedulers": LinearScheduler(alpha_f=0.5)}
+        make(callbacks, [1.0, 0.0, 0.0, 0.0, 0.0], **settings).fit()
+
+        assert found.values[-1][0] < 0.02
+        for rate, fraction in found.values:
+            assert fraction == pytest.approx(rate * 1e-4 / 0.1)
 
     def test_resumed_training_is_identical(self, tmp_path):
         """Rates and weights of a resumed training are those of an uninterrupted one."""

@@ -11,6 +11,7 @@ from composer.core import Logger, State, saved
 from composer.core.checks import integer, number
 from composer.core.optimizers import base_rate, set_rate
 from composer.optim.clock import ClockLR
+from composer.optim.decoupled_weight_decay import DecoupledAdamW, DecoupledSGDW
 
 
 @attrs.define(eq=False)
@@ -21,7 +22,7 @@ class ReduceLROnPlateau(MetricCallback):
     it is better than the best one by more than ``threshold`` times the best; NaN never does. Values are counted as by
     ``torch.optim.lr_scheduler.ReduceLROnPlateau``. The best value and the counts are saved, so that a resumed training
     has the rates of an uninterrupted one. Beside a schedule of ``composer.optim``, the factor applies to the rates that
-    the schedule multiplies.
+    the schedule multiplies. The weight decay of ``DecoupledAdamW`` and ``DecoupledSGDW`` is reduced with the rate.
 
     Args:
         monitor: The metric's name, such as ``"MulticlassAccuracy"``, or label and name: ``"eval/MulticlassAccuracy"``.
@@ -79,11 +80,14 @@ class ReduceLROnPlateau(MetricCallback):
             self.cooldown_left, self.num_bad = self.cooldown_left - 1, 0
         if self.num_bad > self.patience:
             self.num_bad, self.cooldown_left = 0, self.cooldown
-            for group in (group for optimizer in state.optimizers for group in optimizer.param_groups):
+            for optimizer, group in [(each, group) for each in state.optimizers for group in each.param_groups]:
                 rate, base = group["lr"], base_rate(group)
-                new = max(base * self.factor, self.min_lr) if base > self.min_lr else base
-                set_rate(group, new if rate == base else rate * new / base)
-                group["initial_lr"] = new
+                if base > self.min_lr:
+                    new = max(base * self.factor, self.min_lr)
+                    set_rate(group, new if rate == base else rate * new / base)
+                    group["initial_lr"] = new
+                    if isinstance(optimizer, (DecoupledAdamW, DecoupledSGDW)):  # relative to initial_lr
+                        group["weight_decay"] *= new / base
 
     def _improves(self, value: float, best: float, state: State) -> bool:
         return self.is_better(value, best, state) and abs(value - best) > self.threshold * abs(best)
