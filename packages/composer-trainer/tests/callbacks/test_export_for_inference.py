@@ -72,3 +72,9 @@ class TestExportForInferenceCallback:
         """An invalid name raises before the training."""
         with pytest.raises(ValueError, match=r"save_path may have \{run_name\} in it, nothing else in braces"):
             ExportForInferenceCallback("torchexport", "runs/{epoch}/model.pt2")
+
+    def test_onnx_is_not_installed(self, monkeypatch):
+        """The format "onnx" without its packages raises before the training."""
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else name)
+        with pytest.raises(ModuleNotFoundError, match=r"composer-trainer\[onnx\]"):
+            ExportForInferenceCallback("onnx", "model.onnx")

@@ -18,6 +18,7 @@ from composer.core.files import check_template, fill_in_run
 from composer.core.saving.components import transient
 from composer.distributed.collectives import failing_in_all_processes
 from composer.export import export_for_inference
+from composer.loggers.products import require_product
 
 
 def _to_save_path(given: str | os.PathLike[str]) -> str:
@@ -41,6 +42,7 @@ class ExportForInferenceCallback(Callback):
         output_names: Names of the outputs.
 
     Raises:
+        ModuleNotFoundError: The format is ``"onnx"``, and onnx or onnxscript is not installed.
         ValueError: The format does not exist, or ``save_path`` contains another field in braces.
 
     Example:
@@ -58,6 +60,11 @@ class ExportForInferenceCallback(Callback):
     output_names: Sequence[str] | None = attrs.field(default=None, kw_only=True)
 
     _seen: Any = transient(default=None)
+
+    def __attrs_post_init__(self) -> None:
+        """Check that the packages of the format are installed, which the export needs after the training."""
+        for package in ("onnx", "onnxscript") if self.save_format == "onnx" else ():
+            require_product(package, "onnx")
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
