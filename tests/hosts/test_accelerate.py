@@ -13,7 +13,8 @@ from accelerate.tracking import GeneralTracker, on_main_process
 from comparison import CASES, EPOCHS, SEED, assert_same, our_weights, weights_of
 from small_training import image_loss, make_loader, make_net, run_in_two_processes, sgd, train_ours
 from torch.nn.functional import cross_entropy
-from transformers import MixtralConfig, MixtralForCausalLM
+from torch.utils.data import DataLoader
+from transformers import BertConfig, BertForSequenceClassification, MixtralConfig, MixtralForCausalLM
 
 from composer.algorithms import (
     EMA,
@@ -381,6 +382,30 @@ class TestFeatures:
         alone = Run([BlurPool(min_channels=8), SAM(), EMA("2ba")], loader=make_loader(batch_size=4), lr_steps=99)
         weights = {name: weight.flatten().tolist() for name, weight in alone.train().items()}
         assert first["weights"] == {name: pytest.approx(values, rel=1e-3, abs=1e-4) for name, values in weights.items()}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # read by PEFT
+@pytest.mark.parametrize("adapts", [False, True])
+def test_labels_change_beside_adapters(adapts):
+    """The own loss of a model of Transformers with adapters of PEFT is computed for other labels, too."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(SEED)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    sizes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = BertForSequenceClassification(BertConfig(vocab_size=16, **sizes))
+    if adapts:
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], task_type="SEQ_CLS"))
+    batch = {"input_ids": torch.randint(16, (4, 6)), "labels": torch.tensor([0, 1, 0, 1])}
+    accelerator, optimizer, loader = Accelerator(cpu=True), sgd(model), DataLoader([batch], batch_size=None)
+    algorithms = accelerate_algorithms(
+        accelerator, model, optimizer, loader, LabelSmoothing(0.2, target_key="labels"), max_duration="1ep"
+    )
+    *_, prepared = accelerator.prepare(model, optimizer, loader)
+
+    loss = next(algorithms.compute_loss(one) for one in prepared)
+
+    logits = model(**batch).logits
+    torch.testing.assert_close(loss, cross_entropy(logits, batch["labels"], label_smoothing=0.2))
 
 
 class TestRefusals:

@@ -27,6 +27,11 @@ class TestTargets:
         with pytest.raises(ValueError, match=r"two scores, as nn.Linear\(\.\.\., 2\)"):
             step(make_engine(model, LabelSmoothing()), (batch[0], (batch[1] % 2).float().view(shape)))
 
+    def test_several_targets_raise(self, watch, make_engine, step, batch):
+        """A dictionary of targets, as of ComposerMultiTask, raises with what to do."""
+        with pytest.raises(TypeError, match=r"one target for each sample, got dict\. For several"):
+            step(make_engine(watch(), LabelSmoothing()), (batch[0], {"age": batch[1], "kind": batch[1]}))
+
     def test_labels_are_restored(self, watch, make_engine, step, batch):
         """After the loss the batch contains the original, unmodified tensor."""
         ids = batch[1].clone()

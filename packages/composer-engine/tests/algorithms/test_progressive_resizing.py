@@ -27,6 +27,18 @@ class TestProgressiveResizing:
         assert all(size % 8 == 0 for size in sizes)
 
     @pytest.mark.parametrize("mode", ["resize", "crop"])
+    def test_both_sides_are_multiples(self, mode, sizes_over_a_training):
+        """Height and width of images and masks are multiples of size_increment, as a U-Net needs them."""
+        algorithm = ProgressiveResizing(mode=mode, size_increment=32, resize_targets=True)
+        batch = lambda: (torch.rand(2, 1, 256, 320), torch.rand(2, 128, 160))  # noqa: E731
+
+        sizes = sizes_over_a_training(algorithm, batch, lambda batch: (batch[0].shape[2:], batch[1].shape[1:]), 20)
+
+        assert {height % 32 + width % 32 for (height, width), _ in sizes} == {0}
+        assert len({*sizes}) > 3
+        assert all((2 * rows, 2 * columns) == tuple(image) for image, (rows, columns) in sizes)
+
+    @pytest.mark.parametrize("mode", ["resize", "crop"])
     def test_masks_are_resized(self, mode, sizes_over_a_training):
         """With resize_targets, targets of the images' size are resized."""
         algorithm = ProgressiveResizing(mode=mode, resize_targets=True)

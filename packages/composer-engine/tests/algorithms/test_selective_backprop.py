@@ -153,6 +153,23 @@ def test_batch_types(samples, kind):
     assert len(batch["x"]) == len(batch["weight"]) == 8
 
 
+def test_input_of_several_tensors(samples):
+    """The input may be a dictionary of tensors, whose samples are selected together."""
+
+    class Two(Model):
+        def forward(self, batch):
+            return super().forward((batch[0]["a"] + batch[0]["b"],))
+
+    model, (input, labels) = Two(), samples
+    batch = select(model, ({"a": input, "b": torch.zeros_like(input)}, labels), keep=0.5, interrupt=0)
+
+    model.eval()
+    losses = cross_entropy(Model.forward(model, samples), labels, reduction="none")
+    chosen = losses.topk(4).indices.sort().values
+    assert batch[0]["a"].equal(input[chosen])
+    assert batch[1].equal(labels[chosen])
+
+
 class Given(nn.Module):
     """A model whose losses are its inputs."""
 

@@ -135,6 +135,22 @@ class TestApplyFactorization:
             torch.testing.assert_close(layer(tokens), expected)
 
 
+def test_base_layers_of_adapters_stay():
+    """An adapter that is merged into the weight of its base layer is not lost."""
+
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base_layer, self.added = nn.Linear(64, 64), nn.Parameter(torch.randn(64, 64))
+
+    model = nn.Sequential(Adapted(), nn.Linear(64, 64))
+
+    cf.apply_factorization(model, min_features=32)
+
+    assert type(model[0].base_layer) is nn.Linear
+    assert type(model[1]) is not nn.Linear
+
+
 class TestWithOtherSurgery:
     @pytest.mark.parametrize("blur_first", [True, False])
     def test_inside_a_blur(self, blur_first: bool):

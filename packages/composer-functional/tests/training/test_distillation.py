@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from composer import functional as cf
+from composer.functional.training.distillation import soft_losses
 
 
 @pytest.fixture
@@ -36,6 +37,16 @@ class TestFormula:
         torch.testing.assert_close(loss, expected, rtol=1e-13, atol=1e-13)
         gradients = [torch.autograd.grad(one, student)[0] for one in (loss, expected)]
         torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
+
+    @pytest.mark.parametrize("shape", [(5, 1), (5, 1, 3, 2)])
+    def test_one_logit_is_that_of_two_classes(self, shape):
+        """The divergence of one logit is that of the Bernoulli distributions."""
+        student, teacher = torch.randn(2, *shape, dtype=torch.float64)
+        p, q = (torch.distributions.Bernoulli(logits=one.squeeze(1) / 2.0) for one in (teacher, student))
+
+        losses = soft_losses(student, teacher, 2.0, "kl")
+
+        torch.testing.assert_close(losses, 4 * torch.distributions.kl_divergence(p, q))
 
     def test_mse(self, logits):
         """The squared difference of the logits is that of torch, without a temperature."""

@@ -213,6 +213,18 @@ WEIGHT = torch.tensor([0.02, 0.3, 0.001])  # the sum over a batch is below 1
 PROBABILITIES = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
 
 
+@pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(label_smoothing=0.1), nn.NLLLoss(), nn.MultiMarginLoss()])
+def test_another_reduction_of_a_module(loss_fn):
+    """The loss of each sample, as SelectiveBackprop needs it, is that of a module with this reduction."""
+    model, outputs, target = _classifier(loss_fn=loss_fn), torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+
+    losses = model.loss(outputs, (None, target), reduction="none")
+
+    assert losses.shape == (4,)
+    torch.testing.assert_close(losses.mean(), model.loss(outputs, (None, target)))
+    assert (model.loss_fn, loss_fn.reduction) == (loss_fn, "mean")
+
+
 class OwnWeights(nn.CrossEntropyLoss):
     """A cross entropy that computes the weights itself."""
 
@@ -477,6 +489,24 @@ class TestMetrics:
         accuracy = _seen(_classifier(), MulticlassAccuracy(3, average="micro"), outputs, target)
 
         assert accuracy == pytest.approx(2 / 3)
+
+    @pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(ignore_index=i) for i in (-1, 0, 2, 255)] + [None])
+    @pytest.mark.parametrize("shape", [(40,), (8, 5)])
+    def test_defaults_ignore_what_the_loss_ignores(self, loss_fn, shape):
+        """Accuracy and cross entropy are torchmetrics' and the loss, without the ids that the loss ignores."""
+        model = _classifier() if loss_fn is None else _classifier(loss_fn=loss_fn)
+        ignored = getattr(loss_fn, "ignore_index", -100)
+        outputs, target = torch.randn(shape[0], 3, *shape[1:]), torch.randint(3, shape)
+        target[:3] = ignored
+        metrics = model.get_metrics(is_train=False)
+
+        for part in (slice(0, 2), slice(2, None)):
+            for metric in metrics.values():
+                model.update_metric((None, target[part]), outputs[part], metric)
+
+        expected = MulticlassAccuracy(3, average="micro", ignore_index=ignored)
+        assert metrics["MulticlassAccuracy"].compute() == expected(outputs, target)
+        torch.testing.assert_close(metrics["CrossEntropy"].compute(), model.loss(outputs, (None, target)))
 
     def test_mismatched_metric_raises(self):
         """A metric of 5 classes for 3 scores raises with its name."""

@@ -14,12 +14,18 @@ from torch.nn import functional as F
 from torchmetrics import Accuracy, MeanSquaredError, Metric
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassAccuracy, MultilabelAveragePrecision
 from torchmetrics.text import Perplexity
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, SegformerConfig, SegformerForSemanticSegmentation
 
 from composer import functional as cf
-from composer.metrics import CrossEntropy, LanguageCrossEntropy, LanguagePerplexity, MaskedAccuracy
+from composer.metrics import CrossEntropy, LanguageCrossEntropy, LanguagePerplexity, MaskedAccuracy, MIoU
 from composer.models import HuggingFaceModel
 
+SMALL_SEGFORMER = {
+    "depths": [1] * 4,
+    "hidden_sizes": [8] * 4,
+    "num_attention_heads": [1] * 4,
+    "decoder_hidden_size": 8,
+}
 KINDS = ["classifier", "masked", "gpt2", "t5", "llama", "bart"]
 
 
@@ -258,6 +264,30 @@ def test_batch_without_labels(kind, smoothing, make_model, make_batch):
 
     assert loss == 0
     assert not any(parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
+
+
+class TestPixels:
+    """Scores of pixels ``(N, C, h, w)`` are resized to the labels, as the model's own loss does."""
+
+    def test_segmentation(self):
+        """Metrics, a smoothed loss and the losses of samples are torch's, without the ignored pixels."""
+        model = HuggingFaceModel(SegformerForSemanticSegmentation(SegformerConfig(num_labels=5, **SMALL_SEGFORMER)))
+        labels = torch.randint(5, (2, 32, 32)).index_fill(1, torch.tensor(3), 255)
+        batch = {"pixel_values": torch.rand(2, 3, 32, 32), "labels": labels}
+        outputs = model.eval().forward(batch)
+
+        scores = F.interpolate(outputs["logits"], size=(32, 32), mode="bilinear")
+        metric = MIoU(5, ignore_index=255)
+        metric.update(scores, labels)
+        assert _value(model, MIoU(5, ignore_index=255), batch) == metric.compute()
+        own = outputs["loss"]
+        torch.testing.assert_close(F.cross_entropy(scores, labels, ignore_index=255), own)
+        assert _value(model, CrossEntropy(255), batch) == pytest.approx(own.item(), rel=1e-5)
+        each = model.loss(outputs, batch, reduction="none")
+        torch.testing.assert_close(each.mean(), own)
+        model.loss_label_smoothing = 0.1
+        smoothed = F.cross_entropy(scores, labels, ignore_index=255, label_smoothing=0.1)
+        torch.testing.assert_close(model.loss(outputs, batch), smoothed)
 
 
 class TestFurtherLosses:

@@ -280,6 +280,27 @@ class TestOneScore:
         with pytest.raises(ValueError, match=r"must be 0 or 1, got 0 to 255, and -1 is ignored\. Set"):
             model.loss(model(IMAGES), (IMAGES, masks))
 
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+    def test_bytes_of_255_are_not_ignored(self, dtype):
+        """In torch, 255 of uint8 equals -1: masks of a file with 0 and 255 raise, and are not learned as background."""
+        model = self.model(loss_fn=nn.BCEWithLogitsLoss())
+        batch = IMAGES, (MASKS.clamp(max=1) * 255).to(dtype)
+
+        assert model.count_loss_terms(batch) == batch[1].numel()
+        with pytest.raises(ValueError, match="must be 0 or 1, got 0 to 255"):
+            model.loss(model(IMAGES), batch)
+
+    @pytest.mark.parametrize("channel", [0, 1])
+    def test_dice_loss_with_a_sigmoid(self, channel):
+        """It is that of the foreground; ignored pixels change nothing."""
+        model, dice = self.model(loss_fn=DiceLoss(sigmoid=True)), DiceLoss(sigmoid=True)
+        scores, masks = model(IMAGES), self.masks.unsqueeze(1) if channel else self.masks
+
+        counted = dice(scores[:, :, 1:], self.masks[:, None, 1:])
+        torch.testing.assert_close(model.loss(scores, (IMAGES, masks)), counted)
+        perfect = 100.0 * (self.masks[:, None] - 0.5)
+        assert model.loss(perfect, (IMAGES, masks)) < 1e-3
+
     def test_masks_are_checked_until_they_have_labels(self, monkeypatch):
         """Later batches read nothing, for which the host would wait."""
         model, reads = self.model(loss_fn=nn.BCEWithLogitsLoss()), []

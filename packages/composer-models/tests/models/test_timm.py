@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.nn import functional as F
 
 from composer.models import ComposerClassifier, composer_timm
@@ -52,6 +53,14 @@ def test_arguments_are_passed_on():
     assert model.module.get_classifier().out_features == 3
     assert model((torch.rand(2, 1, 64, 64), None)).shape == (2, 3)
     assert (model.get_metrics(is_train=True), model.loss_fn) == ({}, F.cross_entropy)
+
+
+def test_one_score():
+    """One score distinguishes two classes."""
+    model = composer_timm("resnet10t", num_classes=1, loss_fn=nn.BCEWithLogitsLoss())
+
+    assert model((torch.rand(2, 3, 64, 64), None)).shape == (2, 1)
+    assert (model.num_classes, model.get_metrics(is_train=True)["MulticlassAccuracy"].num_classes) == (2, 2)
 
 
 def test_weights_from_a_folder(tmp_path):

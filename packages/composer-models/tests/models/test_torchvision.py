@@ -45,6 +45,16 @@ class TestClassification:
         assert model.get_metrics(is_train=True)["MulticlassAccuracy"].num_classes == 7
 
     @pytest.mark.parametrize(
+        ("name", "options"), [("squeezenet1_0", {}), ("lraspp_mobilenet_v3_large", {"weights_backbone": None})]
+    )
+    def test_one_score(self, name, options):
+        """One score of a sample or a pixel distinguishes two classes."""
+        model = composer_torchvision(name, num_classes=1, loss_fn=torch.nn.BCEWithLogitsLoss(), **options).eval()
+
+        scores = model((torch.rand(2, 3, 64, 64), None))
+        assert (scores.shape[1], model.num_classes) == (1, 2)
+
+    @pytest.mark.parametrize(
         ("name", "num_classes"),
         [
             *[(name, 1000) for name in ("alexnet", "densenet121", "efficientnet_b0", "googlenet", "inception_v3")],

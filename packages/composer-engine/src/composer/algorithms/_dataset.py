@@ -53,17 +53,21 @@ class ImageAugmentation(Algorithm):
         """Augment the images of the batch."""
 
 
-# Transforms that return tensors, or values that are no longer colours.
+# Transforms that return tensors, or values that are no longer colours; the last are those of torchvision's weights.
 _CONVERTERS = frozenset(
-    {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "ToDtype", "ConvertImageDtype", "Normalize", "RandomErasing"}
+    """
+    ToTensor PILToTensor ToImage ToPureTensor ToDtype ConvertImageDtype Normalize RandomErasing
+    ImageClassification ObjectDetection SemanticSegmentation
+    """.split()  # noqa: SIM905  (a list would take a line for each name)
 )
 
 
 def _add_transform(algorithm: Algorithm, transform: Any, state: State) -> None:
     """Add ``transform`` to the transforms of the training dataset, once.
 
-    It comes before the first transform that returns a tensor, or at the end of the pipeline. The dataset of a
-    :class:`torch.utils.data.Subset` is copied, so that other subsets do not change.
+    It comes before the first transform that returns a tensor, or at the end of a ``Compose``, and before a single
+    function, which may return a tensor, too. The dataset of a :class:`torch.utils.data.Subset` is copied, so that other
+    subsets do not change.
 
     Raises:
         TypeError: The dataset has no ``transform`` for its images, as torchvision's datasets have.
@@ -133,7 +137,8 @@ def _with(transform: Any, pipeline: Any) -> Any:
     if pipeline is None:
         return transform
     steps = _steps(pipeline)
-    position = next((index for index, step in enumerate(steps) if type(step).__name__ in _CONVERTERS), len(steps))
+    end = len(steps) if hasattr(pipeline, "transforms") else 0
+    position = next((index for index, step in enumerate(steps) if type(step).__name__ in _CONVERTERS), end)
     changed = [*steps[:position], transform, *steps[position:]]
     if hasattr(pipeline, "transforms"):  # as torchvision's Compose, of version 1 or 2
         return type(pipeline)(changed)

@@ -73,6 +73,11 @@ class LabelSmoothing(Algorithm):
             self._target = None
 
     def _smoothed(self, outputs: Any, target: Any) -> Any:
+        if not isinstance(target, Tensor):
+            raise TypeError(
+                f"LabelSmoothing changes one target for each sample, got {type(target).__name__}. For several, set "
+                "label_smoothing in the loss of each, as in nn.CrossEntropyLoss(label_smoothing=0.1)."
+            )
         scores, is_last = class_scores(outputs, target)
         if is_one_score(scores):
             raise ValueError(

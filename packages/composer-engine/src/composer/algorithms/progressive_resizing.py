@@ -69,8 +69,9 @@ class ProgressiveResizing(Algorithm):
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
         if input.ndim != 4:
             raise ValueError(f"ProgressiveResizing needs images of shape (N, C, H, W), got shape {tuple(input.shape)}.")
-        scale = self.scale_at(elapsed_duration(self, state), min(input.shape[-2:]))
-        if scale < 1:
+        elapsed = elapsed_duration(self, state)
+        scale = self.scale_at(elapsed, input.shape[-2]), self.scale_at(elapsed, input.shape[-1])
+        if min(scale) < 1:
             self.acted += 1
             input, resized = cf.resize_batch(
                 input, target, scale, self.mode, self.resize_targets, generator=state.generator(self)
@@ -82,12 +83,12 @@ class ProgressiveResizing(Algorithm):
             {
                 "progressive_resizing/height": input.shape[-2],
                 "progressive_resizing/width": input.shape[-1],
-                "progressive_resizing/scale_factor": scale,
+                "progressive_resizing/scale_factor": min(scale),
             }
         )
 
     def scale_at(self, elapsed: float, side: int) -> float:
-        """Return the scale after a fraction ``elapsed`` of the training, for images with this shorter side.
+        """Return the scale after a fraction ``elapsed`` of the training, for images with this side.
 
         Example:
             >>> ProgressiveResizing().scale_at(0.65, side=32)

@@ -17,7 +17,7 @@ from composer.core.checks import integer, number, one_of
 from composer.core.data.batches import Batch, BatchKey, batch_set
 from composer.core.declarations import owned
 from composer.core.saving.components import transient
-from composer.functional.training.selective_backprop import highest_losses, sample_losses
+from composer.functional.training.selective_backprop import count_samples, highest_losses, sample_losses
 
 
 @attrs.define(eq=False)
@@ -105,8 +105,8 @@ class SelectiveBackprop(Algorithm):
             )
             return losses
 
-        num_samples = len(input)
-        targets = {"target": target, "indices": torch.arange(num_samples, device=input.device)}
+        num_samples = count_samples("input", input)
+        targets = {"target": target, "indices": torch.arange(num_samples)}
         with get_precision_context(state.precision, state.device.type):
             losses = sample_losses(
                 input, targets, _InputOnly(state, batch, self.input_key), compute_losses, self.scale_factor

@@ -297,6 +297,7 @@ class _OwnLoss:
     """The loss that a model computes itself; for labels that algorithms have changed, as Transformers computes it."""
 
     def __init__(self, model: Any) -> None:
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of adapters of PEFT
         is_transformer = any(cls.__name__ == "PreTrainedModel" for cls in type(model).__mro__)
         self.transformer: Any = model if is_transformer else None
         self._shifts = is_transformer and predicts_next_token(model)

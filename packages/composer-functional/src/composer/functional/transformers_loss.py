@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, interpolate, mse_loss
 
 from composer.functional.layers.chunked_head import TracedLogits
 from composer.functional.losses import soft_cross_entropy
@@ -176,6 +176,16 @@ def without_single_score(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.squeeze(-1) if is_single else logits
 
 
+def classes_last(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return scores of pixels, ``(N, C, h, w)`` for labels ``(N, H, W)``, as ``(N, H, W, C)``; others are unchanged.
+
+    Models of Transformers resize them bilinearly for their loss.
+    """
+    if logits.ndim != 4 or labels.ndim != 3:
+        return logits
+    return interpolate(logits, size=labels.shape[1:], mode="bilinear", align_corners=False).movedim(1, -1)
+
+
 def task_loss(
     logits: Tensor,
     labels: Tensor,
@@ -188,7 +198,7 @@ def task_loss(
     """Compute the loss as Transformers does, also for labels that are probabilities.
 
     Args:
-        logits: Scores ``(N, ..., C)``.
+        logits: Scores ``(N, ..., C)``, or of pixels ``(N, C, h, w)``.
         labels: Ids ``(N, ...)``, where -100 does not count; probabilities ``(N, ..., C)``, where rows of zeros do not
             count; or numbers for ``"regression"`` and ``"multi_label_classification"``.
         problem_type: The ``problem_type`` of the model's configuration.
@@ -208,7 +218,7 @@ def task_loss(
         >>> task_loss(logits, labels, problem_type=None, shift=True, reduction="mean")
         tensor(2.0794)
     """
-    logits = logits.float()  # as Transformers' losses do
+    logits = classes_last(logits.float(), labels)  # as Transformers' losses do
     if shift:
         logits, labels = next_tokens(logits, labels)
     if problem_type == "regression" or logits.shape[-1] == 1:

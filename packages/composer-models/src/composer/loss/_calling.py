@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -83,7 +84,7 @@ def count_terms(loss_fn: Callable[..., Tensor], target: object) -> Tensor | None
     if target.is_floating_point():
         has_rows = function is soft_cross_entropy and target.ndim > 1 and target.shape[1] > 1
         return target.detach().sum(1).count_nonzero() if has_rows else None
-    counts, weight = target.ne(settings.get("ignore_index", -100)), settings.get("weight")
+    counts, weight = target.long().ne(settings.get("ignore_index", -100)), settings.get("weight")
     if weight is None:
         return counts.sum()
     # The loss itself raises the error for an id that is no class.
@@ -111,8 +112,11 @@ def call_loss(loss_fn: Callable[..., Tensor], outputs: Any, target: Any, *args: 
 
     They raise a ValueError for another shape. Metrics of several labels take integers. Every other loss gets the
     targets as they are and is called once: a second call would compute its terms, and draw its random numbers, twice in
-    each step.
+    each step. A module with the attribute ``reduction`` is copied for another one.
     """
+    if "reduction" in kwargs and isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
+        loss_fn = copy.copy(loss_fn)
+        setattr(loss_fn, "reduction", kwargs.pop("reduction"))  # noqa: B010  (mypy takes it for a tensor)
     shape, has_labels = getattr(target, "shape", None), False
     if isinstance(outputs, Tensor) and isinstance(target, Tensor) and outputs.shape == shape:
         has_labels = outputs.is_floating_point() and not target.is_floating_point()

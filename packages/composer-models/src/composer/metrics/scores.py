@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryF1Score as TorchBinaryF1Score
+from torchmetrics.classification import MulticlassAccuracy as TorchMulticlassAccuracy
 
 from composer.functional.checks import check_callables
 from composer.loss._calling import call_loss, count_terms, is_sum
@@ -98,6 +99,37 @@ class CrossEntropy(_Mean):
             self.add(batch_sum, targets.sum(1).count_nonzero())
         else:
             self.add_cross_entropy(preds, targets.long())
+
+
+class MulticlassAccuracy(TorchMulticlassAccuracy):
+    """That of torchmetrics over all targets, for which the host does not wait for the device, also if some are ignored.
+
+    Args:
+        num_classes: The number of classes.
+        ignore_index: The class id of targets that do not count.
+
+    Example:
+        >>> metric = MulticlassAccuracy(2, ignore_index=-100)
+        >>> metric.update(torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), torch.tensor([1, 1, -100]))
+        >>> metric.compute()
+        tensor(0.5000)
+    """
+
+    def __init__(self, num_classes: int, ignore_index: int) -> None:
+        super().__init__(num_classes, average="micro", ignore_index=ignore_index, validate_args=False)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            preds: Scores ``(N, C, ...)``, or class ids ``(N, ...)``.
+            target: Class ids ``(N, ...)``.
+        """
+        ids = preds.argmax(1) if preds.is_floating_point() else preds
+        counts = target != self.ignore_index
+        right = ((ids == target) & counts).sum()
+        self.tp += right
+        self.fn += counts.sum() - right
 
 
 def _state(name: str, doc: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, distributed, nn
@@ -37,8 +38,8 @@ class ComposerClassifier(PairModel):
     probable class.
 
     The default metrics are the accuracy for training, and the accuracy and the cross entropy for evaluation, with the
-    names ``MulticlassAccuracy`` and ``CrossEntropy``. The accuracy is the fraction of correct samples. Ids that the
-    loss ignores (-100) count as wrong; pass ``MulticlassAccuracy(..., ignore_index=-100)`` to exclude them.
+    names ``MulticlassAccuracy`` and ``CrossEntropy``. The accuracy is the fraction of correct samples. Ids that
+    ``loss_fn`` ignores count in none of them.
 
     Samples may have several labels: then ``target`` ``(N, C, ...)`` has 0 or 1 for each, and the loss is a binary cross
     entropy of torch or ``nn.MultiLabelSoftMarginLoss``. With these, the default metrics are ``MultilabelAccuracy``, the
@@ -93,7 +94,9 @@ class ComposerClassifier(PairModel):
         self.num_classes = (2 if width == 1 else width) if num_classes is None else num_classes
         # A module for two classes may return one score.
         has_labels = takes_labels(loss_fn) and ((self.num_classes or 0) > 2 or width == self.num_classes == 2)
-        default: Callable[..., Metrics] = _label_metrics if has_labels else _class_metrics
+        default: Callable[..., Metrics] = (
+            _label_metrics if has_labels else partial(_class_metrics, ignore_index=self.loss_ignore_index)
+        )
         if train_metrics is None:
             train_metrics = default(self.num_classes, is_train=True)
         if val_metrics is None:
@@ -205,7 +208,7 @@ def _find_num_classes(module: nn.Module) -> int | None:
     return candidates.pop() if len(candidates) == 1 else None
 
 
-def _class_metrics(num_classes: int | None, *, is_train: bool) -> Metric | dict[str, Metric]:
+def _class_metrics(num_classes: int | None, *, ignore_index: int, is_train: bool) -> Metric | dict[str, Metric]:
     if num_classes is None:
         raise ValueError(
             "num_classes cannot be inferred from the module: it has neither a num_classes nor an nn.Linear, or they "
@@ -216,17 +219,15 @@ def _class_metrics(num_classes: int | None, *, is_train: bool) -> Metric | dict[
             "num_classes is 1, for which accuracy and cross entropy are constant. Pass num_classes=2 if one score "
             "distinguishes two classes; or both train_metrics= and val_metrics=, [] for none."
         )
-    from torchmetrics.classification import MulticlassAccuracy  # noqa: PLC0415 (takes a second)
+    from composer.metrics.scores import CrossEntropy, MulticlassAccuracy  # noqa: PLC0415 (imports torchmetrics)
 
-    from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics)
-
-    # Validating values would synchronise with the device at every batch; the loss checks them anyway.
-    accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
-    return accuracy if is_train else {"MulticlassAccuracy": accuracy, "CrossEntropy": CrossEntropy()}
+    accuracy = MulticlassAccuracy(num_classes, ignore_index)
+    return accuracy if is_train else {"MulticlassAccuracy": accuracy, "CrossEntropy": CrossEntropy(ignore_index)}
 
 
 def _label_metrics(num_labels: int, *, is_train: bool) -> Metric | list[Metric]:
     from torchmetrics.classification import MultilabelAccuracy, MultilabelF1Score  # noqa: PLC0415 (takes a second)
 
-    accuracy = MultilabelAccuracy(num_labels, validate_args=False)  # validating would synchronise, see above
+    # Validating values would synchronise with the device at every batch; the loss checks them anyway.
+    accuracy = MultilabelAccuracy(num_labels, validate_args=False)
     return accuracy if is_train else [accuracy, MultilabelF1Score(num_labels, validate_args=False)]

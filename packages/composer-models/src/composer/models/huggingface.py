@@ -18,6 +18,7 @@ from composer.functional.transformers_loss import (
     IGNORED,
     LossCorrection,
     are_probabilities,
+    classes_last,
     logits_of,
     loss_of_answers,
     next_tokens,
@@ -231,7 +232,7 @@ class HuggingFaceModel(PhaseMetricsModel):
     def _task_loss(self, outputs: Any, labels: Tensor, reduction: str, label_smoothing: float = 0.0) -> Tensor:
         return task_loss(
             logits_of(outputs),
-            labels,
+            labels if labels.is_floating_point() else labels.where(labels != self.loss_ignore_index, IGNORED),
             problem_type=getattr(self.config, "problem_type", None),
             shift=self.shift_labels,
             reduction=reduction,
@@ -406,7 +407,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             logits, labels = next_tokens(logits, labels)
         logits = without_single_score(logits, labels)
         if hasattr(metric, "num_classes") or isinstance(metric, CrossEntropy):
-            logits, labels = _rows(logits, labels, getattr(metric, "num_classes", None))
+            logits, labels = _rows(classes_last(logits, labels), labels, getattr(metric, "num_classes", None))
         return metric.update(to_probabilities(metric, logits, labels), labels)
 
     def generate(self, input_ids: Tensor, **kwargs: Any) -> Tensor:

@@ -146,23 +146,29 @@ class ComposerSegmenter(PairModel):
         masks = self._pair(batch)[1]
         is_of_one_score = masks.ndim < 4 or masks.shape[1] == 1  # the mean of several is over all their elements
         if is_of_one_score and takes_labels(self.loss_fn) and not is_sum(self.loss_fn):
-            return masks.ne(self.ignore_index).sum()
+            return masks.float().ne(self.ignore_index).sum()
         return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, masks)
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."
         share: Tensor | None = None
-        if is_one_score(scores) and takes_labels(self.loss_fn) and fits_one_score(masks, scores):
-            counts = masks != self.ignore_index
+        adds_pixels = bool(getattr(self.loss_fn, "sigmoid", False))  # as DiceLoss
+        has_labels = adds_pixels or takes_labels(self.loss_fn)
+        if is_one_score(scores) and has_labels and fits_one_score(masks, scores):
+            counts = masks.float() != self.ignore_index  # 255 of uint8 equals -1 in torch
             if not self._has_labels:
                 labels = masks[counts]
                 if bool(((labels < 0) | (labels > 1)).any()):
                     limits = f"{labels.min():g} to {labels.max():g}"
                     raise ValueError(f"Masks of one score must be 0 or 1, got {limits}{remedy}")
                 self._has_labels = bool(labels.any())
-            certain = 1000.0 if takes_logits(self.loss_fn) else 1.0  # without a loss at a pixel of 1
-            scores, masks = scores.reshape(masks.shape).where(counts, certain), masks.where(counts, 1)
-            share = None if is_sum(self.loss_fn) else counts.sum().clamp(min=1) / counts.numel()
+            if adds_pixels:  # a pixel of 0 adds nothing to a sum
+                scores, masks = scores.where(counts.reshape(scores.shape), -1000.0), masks.where(counts, 0)
+                masks = masks.reshape(scores.shape)
+            else:
+                certain = 1000.0 if takes_logits(self.loss_fn) else 1.0  # without a loss at a pixel of 1
+                scores, masks = scores.reshape(masks.shape).where(counts, certain), masks.where(counts, 1)
+                share = None if is_sum(self.loss_fn) else counts.sum().clamp(min=1) / counts.numel()
         elif is_one_score(scores):
             scores, masks = two_scores(scores, masks)
         loss = compute_loss(

@@ -42,4 +42,5 @@ def composer_timm(model_name: str, num_classes: int | None = None, **kwargs: Any
     settings = {name: kwargs.pop(name) for name in inspect.signature(ComposerClassifier).parameters if name in kwargs}
     if num_classes is not None:
         kwargs["num_classes"] = num_classes
+    num_classes = 2 if num_classes == 1 else num_classes  # which one score distinguishes
     return ComposerClassifier(timm.create_model(model_name, **kwargs), num_classes, **settings)

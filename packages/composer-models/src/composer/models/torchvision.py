@@ -102,7 +102,7 @@ def _classifier(
         # By default a model has the number of classes of its weights; not all models have an attribute for it.
         described: Any = _find_weights(builder, weights) or _find_weights(builder, "DEFAULT")
         num_classes = len(described.meta["categories"])
-    return ComposerClassifier(module, num_classes, **settings)
+    return ComposerClassifier(module, _distinguished(num_classes), **settings)
 
 
 def _segmenter(
@@ -113,7 +113,13 @@ def _segmenter(
     if unknown:
         # torchvision accepts and ignores unknown arguments.
         raise TypeError(f"{builder.__name__} has no argument {', '.join(map(repr, unknown))}.")
-    return ComposerSegmenter(_build(builder, num_classes, weights, kwargs), num_classes, **settings)
+    module = _build(builder, num_classes, weights, kwargs)
+    return ComposerSegmenter(module, _distinguished(num_classes), **settings)
+
+
+def _distinguished(num_scores: int | None) -> int | None:
+    """Return the number of classes that so many scores distinguish: one is the score of the second of two."""
+    return 2 if num_scores == 1 else num_scores
 
 
 def _detector(

@@ -49,7 +49,7 @@ def draw_corner(
 def resize_batch(
     input: Tensor,
     target: Any,
-    scale_factor: float,
+    scale_factor: float | tuple[float, float],
     mode: str = "resize",
     resize_targets: bool = False,
     *,
@@ -69,7 +69,8 @@ def resize_batch(
         input: Images, shape ``(N, C, H, W)``; floating point for ``"resize"``, any dtype for ``"crop"``.
         target: Masks, shape ``(N, H', W')`` or ``(N, K, H', W')``, if ``resize_targets``; otherwise any object. Their
             size may be another one than that of the images, with its aspect ratio up to a pixel.
-        scale_factor: The new height and width as a fraction of the old, in ``(0, 1]``; 1 is the identity.
+        scale_factor: The new height and width as a fraction of the old, in ``(0, 1]``, or one for each; 1 is the
+            identity.
         mode: ``"resize"`` or ``"crop"``.
         resize_targets: Whether to resize the target as well; otherwise it is returned unchanged.
         corner: The crop's first row and column. Drawn by :func:`draw_corner` if ``None``; not used by ``"resize"``.
@@ -114,15 +115,16 @@ def resize_batch(
     return _crop(input, corner, size), _crop_mask(target, corner, old, scale_factor) if resize_targets else target
 
 
-def _scaled(images: Tensor, scale: float) -> tuple[int, int]:
-    return scaled_size(scale, images.shape[-2]), scaled_size(scale, images.shape[-1])
+def _scaled(images: Tensor, scale: float | tuple[float, float]) -> tuple[int, int]:
+    of_height, of_width = scale if isinstance(scale, tuple) else (scale, scale)
+    return scaled_size(of_height, images.shape[-2]), scaled_size(of_width, images.shape[-1])
 
 
 def _interpolate(images: Tensor, size: tuple[int, int]) -> Tensor:
     return interpolate(images, size=size, mode="bilinear", align_corners=False)
 
 
-def _resize_mask(mask: Tensor, scale: float) -> Tensor:
+def _resize_mask(mask: Tensor, scale: float | tuple[float, float]) -> Tensor:
     size = _scaled(mask, scale)
     if mask.is_floating_point():
         return _interpolate(mask, size) if mask.ndim == 4 else _interpolate(mask.unsqueeze(1), size).squeeze(1)
@@ -141,7 +143,9 @@ def _crop(images: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Ten
     return images[..., row : row + height, column : column + width].clone()
 
 
-def _crop_mask(mask: Tensor, corner: tuple[int, int], size: tuple[int, int], scale: float) -> Tensor:
+def _crop_mask(
+    mask: Tensor, corner: tuple[int, int], size: tuple[int, int], scale: float | tuple[float, float]
+) -> Tensor:
     """Crop masks where images of ``size`` are cropped at ``corner``; masks may have another size than the images."""
     new = _scaled(mask, scale)
     row, column = (
@@ -151,9 +155,10 @@ def _crop_mask(mask: Tensor, corner: tuple[int, int], size: tuple[int, int], sca
     return _crop(mask, (row, column), new)
 
 
-def _check_settings(input: Tensor, scale_factor: float, mode: str) -> None:
+def _check_settings(input: Tensor, scale_factor: float | tuple[float, float], mode: str) -> None:
     check_images(input, "(N, C, H, W)", (4,))
-    check_interval("scale_factor", scale_factor, 0, 1, "It is the new size as a fraction of the old.", open_low=True)
+    for scale in scale_factor if isinstance(scale_factor, tuple) else (scale_factor,):
+        check_interval("scale_factor", scale, 0, 1, "It is the new size as a fraction of the old.", open_low=True)
     check_choice("mode", mode, "resize", "crop")
     if mode == "resize" and not input.is_floating_point():
         raise TypeError(

@@ -73,9 +73,12 @@ def apply_factorization(
     check_whole("min_features", min_features, 0, "It is the smallest number of features of a layer to factorize.")
     # A tied weight is in several modules, and factorizing one of them would untie it.
     holders = Counter(id(each) for module in model.modules() for each in module.parameters(recurse=False))
+    # Layers of PEFT add their adapters to the weight of a base layer when they are merged.
+    bases = {id(getattr(module, "base_layer", None)) for module in model.modules()}
 
     def is_wanted(layer: nn.Module) -> bool:
-        if not is_untouched(layer) or any(holders[id(each)] > 1 for each in layer.parameters(recurse=False)):
+        is_tied = any(holders[id(each)] > 1 for each in layer.parameters(recurse=False))
+        if is_tied or id(layer) in bases or not is_untouched(layer):
             return False
         if type(layer) is nn.Conv2d:
             return factorize_convs and layer.groups == 1 and _saves(layer.weight, min_channels, latent_channels)

@@ -75,6 +75,8 @@ def soft_losses(student: Tensor, teacher: Tensor, temperature: float, kind: str)
     student, teacher = student.to(dtype), teacher.detach().to(dtype)
     if kind == "mse":
         return (student - teacher).square().mean(1)
+    if student.shape[1] == 1:  # the logit of the second of two classes
+        student, teacher = (torch.cat([torch.zeros_like(one), one], 1) for one in (student, teacher))
     log_student, log_teacher = ((one / temperature).log_softmax(1) for one in (student, teacher))
     return kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(1) * temperature**2
 

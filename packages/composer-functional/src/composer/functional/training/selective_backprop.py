@@ -121,11 +121,11 @@ def sample_losses(
     check_callables(model=model, loss_fun=loss_fun)
     if isinstance(model, type):  # a class is callable, too, and would fail with an unrelated error
         raise TypeError(f"model must be an object, got the class {model.__name__}. Pass {model.__name__}().")
-    num_samples = _count_samples("input", input)
-    if _count_samples("target", target) != num_samples:
+    num_samples = count_samples("input", input)
+    if count_samples("target", target) != num_samples:
         raise ValueError(
             f"target must have the input's {num_samples} samples in its first dimension, "
-            f"got {_count_samples('target', target)}."
+            f"got {count_samples('target', target)}."
         )
     with torch.no_grad(), kept_modes(model) if isinstance(model, nn.Module) else nullcontext():
         if isinstance(model, nn.Module):
@@ -199,7 +199,8 @@ def take_part(part: Any, chosen: Tensor, indices: Callable[[], list[int]], num_s
     return part
 
 
-def _count_samples(name: str, samples: Tensor | Mapping[str, Any]) -> int:
+def count_samples(name: str, samples: Tensor | Mapping[str, Any]) -> int:
+    """Return the number of samples in a tensor or in a dictionary of tensors."""
     if isinstance(samples, Tensor):
         tensors = [samples]
     elif isinstance(samples, Mapping):
