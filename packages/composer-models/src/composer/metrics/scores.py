@@ -115,6 +115,10 @@ class MulticlassAccuracy(TorchMulticlassAccuracy):
         tensor(0.5000)
     """
 
+    ignore_index: int
+    tp: Tensor
+    fn: Tensor
+
     def __init__(self, num_classes: int, ignore_index: int) -> None:
         super().__init__(num_classes, average="micro", ignore_index=ignore_index, validate_args=False)
 
@@ -126,7 +130,7 @@ class MulticlassAccuracy(TorchMulticlassAccuracy):
             target: Class ids ``(N, ...)``.
         """
         ids = preds.argmax(1) if preds.is_floating_point() else preds
-        counts = target != self.ignore_index
+        counts = target.ne(self.ignore_index)
         right = ((ids == target) & counts).sum()
         self.tp += right
         self.fn += counts.sum() - right
