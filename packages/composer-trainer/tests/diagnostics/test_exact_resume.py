@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer.diagnostics import check_exact_resume
+from composer.optim import CosineAnnealingScheduler
 from fixtures import small_run
 
 DATA = TensorDataset(torch.rand(20, 4), torch.arange(20) % 3)
@@ -41,6 +42,16 @@ def test_a_loader_of_torch_is_exact(stop, tmp_path):
     assert (tmp_path / "whole").is_dir()
 
 
+def test_a_schedule_over_the_whole_training_is_exact():
+    """A stop does not shorten the schedule, nor add an evaluation."""
+
+    def make_scheduled(**settings):
+        options = {"schedulers": CosineAnnealingScheduler(), "eval_dataloader": DataLoader(DATA, shuffle=True)}
+        return make_trainer(DataLoader, **options | settings)
+
+    check_exact_resume(make_scheduled, stops=["1ep", "7ba"])
+
+
 def test_other_batches_raise():
     """The first batch that differs is named."""
     with pytest.raises(AssertionError, match="stopped after 5 batches: batch 5ba differs from that of the uninter"):
@@ -62,7 +73,8 @@ def test_other_weights_raise():
         check_exact_resume(make_other, stops=["1ba"])
 
 
-def test_a_stop_after_the_end_raises():
+@pytest.mark.parametrize("stop", ["99ba", "10ba", lambda trainer: None])
+def test_a_run_that_does_not_stop_raises(stop):
     """A run that did not stop shows nothing."""
     with pytest.raises(ValueError, match="stops must be before the end of the run"):
-        check_exact_resume(lambda **settings: make_trainer(DataLoader, **settings), stops=["99ba"])
+        check_exact_resume(lambda **settings: make_trainer(DataLoader, **settings), stops=[stop])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from composer.core import State
+from composer.core import State, Time
 
 if TYPE_CHECKING:
     from composer.trainer import Trainer
@@ -33,7 +33,7 @@ def check_exact_resume(
         make_trainer: Returns a new Trainer with all that belongs to it (model, optimizers, loader, callbacks). Its
             keyword arguments have to be passed on to ``Trainer``: ``run_name``, ``save_folder``, ``save_interval`` and
             ``autoresume``. Pass ``seed=`` to ``Trainer``, and initialize the model equally in each call.
-        stops: Where to stop: a duration such as ``"3ba"`` or ``"1ep"``, or a function that is called with the Trainer
+        stops: Where to stop: a time such as ``"3ba"`` or ``"1ep"``, or a function that is called with the Trainer
             and arranges that its ``fit`` stops, for example with ``state.stop_training()`` at an event.
         folder: Where the checkpoints are written; a temporary folder if None.
 
@@ -61,7 +61,8 @@ def check_exact_resume(
         for index, stop in enumerate(stops):
             first, stopped = _train(make_trainer, base / f"stop{index}", stop)
             rest, resumed = _train(make_trainer, base / f"stop{index}")
-            if stopped.timestamp.batch >= whole.timestamp.batch and isinstance(stop, str):
+            is_late = isinstance(stop, str) and stopped.timestamp.batch >= whole.timestamp.batch
+            if is_late or stopped.stop_reason in {None, whole.stop_reason}:
                 raise ValueError(f"stops must be before the end of the run, at {whole.timestamp.batch}, got {stop!r}.")
             _compare(first + rest, whole_batches, f"stopped after {len(first)} batches: batch")
             _compare(_leaves(resumed), _leaves(whole), f"stopped after {len(first)} batches: value")
@@ -81,7 +82,16 @@ def _train(
         trainer.engine.on("after_dataloader", store)
         if callable(stop):
             stop(trainer)
-        trainer.fit(duration=None if callable(stop) else stop)
+        elif stop is not None:  # not a duration of fit, which would be the end of the schedules
+            moment = Time.from_input(stop, name="stops")
+
+            def end(state: State, _: object) -> None:
+                if state.has_reached(moment):  # in all processes at once
+                    state.stop_reason, state.max_duration = "stops", state.timestamp.batch
+
+            for event in ("batch_end", "epoch_end"):
+                trainer.engine.on(event, end)
+        trainer.fit()
     return batches, trainer.state
 
 
