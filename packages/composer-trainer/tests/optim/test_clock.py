@@ -23,6 +23,8 @@ class TestPosition:
             (["2ep"], (105, [100])),
             (["20ba", "0.5dur"], (105, [20, 250.0])),
             (["30sp"], (420, [30])),
+            (["0ba", "30sp", "0ep"], (420, [0, 30, 0])),
+            (["0ba"], (105, [0])),
         ],
     )
     def test_in_one_unit(self, spans, expected):

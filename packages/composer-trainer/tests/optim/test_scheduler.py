@@ -16,7 +16,7 @@ from composer import optim as schedules
 from composer.core import State, Timestamp
 from composer.loggers import InMemoryLogger
 from composer.optim import compile_composer_scheduler
-from fixtures import trained
+from fixtures import record, trained
 
 EPOCHS, BATCHES = 6, 10
 TOTAL = EPOCHS * BATCHES
@@ -522,3 +522,15 @@ def test_unknown_arguments(make, hint):
     """Constructors of schedules and optimizers suggest the right names."""
     with pytest.raises(TypeError, match=re.escape(f"has no argument {hint}")):
         make()
+
+
+@pytest.mark.parametrize(
+    "schedule", [schedules.CosineAnnealingWithWarmupScheduler("0ba"), schedules.LinearWithWarmupScheduler("0ep")]
+)
+def test_no_warmup_in_another_unit(schedule):
+    """A warm-up of length 0 has no unit that the training would have to be counted in."""
+    found = record("batch_start", lambda state: state.optimizers[0].param_groups[0]["lr"])
+
+    trained(max_duration="64sp", schedulers=schedule, callbacks=found)
+
+    assert found.values[0] == pytest.approx(0.1)

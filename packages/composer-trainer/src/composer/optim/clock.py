@@ -80,7 +80,7 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
 
     Durations are fractions of ``state.max_duration``. Epochs are counted in batches if the length of an epoch is known,
     so that a schedule changes with every batch; otherwise only whole epochs count. Batches and epochs are counted in
-    tokens beside other spans in tokens, if the data spec has ``num_tokens`` and a length.
+    tokens beside other spans in tokens, if the data spec has ``num_tokens`` and a length. A span of 0 has any unit.
 
     Args:
         state: The run.
@@ -96,6 +96,8 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
         (0, [20, 250.0])
     """
     parts = [_absolute(span, ratio, state) for span, ratio in spans]
+    units_of_spans = [unit for length, unit in parts if length]
+    parts = [(n, unit if n or not units_of_spans else units_of_spans[0]) for n, unit in parts]
     is_in_epochs = any(unit is TimeUnit.EPOCH for _, unit in parts)
     spec, batches = state.train_data_spec, state.dataloader_len
     if batches is None and spec is not None:
