@@ -104,6 +104,22 @@ class TestOptimizerMonitor:
             assert logged["batch"] == [2, 4]
             assert logged[name] == pytest.approx([float(expected_of(witness.steps[step])[name]) for step in (1, 3)])
 
+    def test_frozen_weights_are_not_copied(self):
+        """Weights that the step does not change need no memory, also if the optimizer has them."""
+        model, copied = make_classifier(), []
+        model.module[0].requires_grad_(False)
+
+        class Look(Callback):
+            def before_forward(self, state, logger):
+                copied.append(list(monitor._before))
+
+        monitor = OptimizerMonitor(batch_log_interval=4)
+        fit(model, OPTIMIZERS["sgd"](model.parameters()), [monitor, Look()])
+
+        trained_weights = [one for one in model.parameters() if one.requires_grad]
+        assert [len(one) for one in copied] == [0, 0, 0, len(trained_weights)]
+        assert all(one is other for one, other in zip(copied[-1], trained_weights, strict=True))
+
     def test_gradients_are_those_after_clipping(self):
         """The gradients are those that the optimizers use."""
         model = make_classifier(train_metrics=[])

@@ -73,8 +73,9 @@ class OptimizerMonitor(Callback):
       Weights of groups with ``rounding="stochastic"`` or ``"kahan"`` (:class:`~composer.optim.DecoupledAdamW`) lose
       nothing and are left out.
 
-    They are logged at ``BATCH_END``: of the 10th batch at step 10. Measuring a batch costs a copy of the weights. Of
-    sharded parameters each process measures its part, and a single reduction sums them. Sparse gradients are skipped.
+    They are logged at ``BATCH_END``: of the 10th batch at step 10. Measuring a batch costs a copy of the weights that
+    are not frozen. Of sharded parameters each process measures its part, and a single reduction sums them. Sparse
+    gradients are skipped.
 
     Args:
         log_optimizer_metrics: Whether to log more than gradients.
@@ -102,9 +103,8 @@ class OptimizerMonitor(Callback):
     def batch_start(self, state: State, logger: Logger) -> None:
         """Copy the weights, to compute the update after the step."""
         if self.log_optimizer_metrics and logger.destinations and self._is_measured(state):
-            parameters = [
-                one for optimizer in state.optimizers for group in optimizer.param_groups for one in group["params"]
-            ]
+            groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+            parameters = [one for group in groups for one in group["params"] if one.requires_grad]
             copies = [one.detach().clone() for one in local_parts(parameters)]
             self._before = dict(zip(parameters, copies, strict=True))
 
