@@ -3,6 +3,7 @@
 import json
 import math
 
+import attrs
 import pytest
 
 from composer.ablation import Study
@@ -56,3 +57,12 @@ class TestCommandLine:
         assert code == 0
         assert capsys.readouterr().out.startswith(beginning)
         assert (folder / "study.svg").exists()
+
+
+def test_recipe_beside_a_failed_baseline():
+    """An arm that is better with the seeds of both is the recipe, although the baseline failed with another one."""
+    results = runs()
+    (lost,) = [place for place, one in enumerate(results) if not one.arm and one.seed == 0]
+    results[lost] = attrs.evolve(results[lost], failure="NaN")
+
+    assert Study(SETTINGS, runs()).best_recipe() == Study(SETTINGS, results).best_recipe() == ("good",)

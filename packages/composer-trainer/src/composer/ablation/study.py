@@ -94,11 +94,11 @@ class Study:
         (with one seed: that are better), ran with as many seeds as the baseline and never failed. The tuple is empty if
         there is none. Choosing the best of many arms favours lucky ones: confirm it with other seeds.
         """
-        sign, baseline = self.settings.sign, self._successful(())
+        sign, count = self.settings.sign, len(self._by_arm[()])
         candidates = []
         for arm in self._by_arm:
             gain = self.improvement(arm) if arm else None
-            complete = len(self._successful(arm)) == len(baseline) == len(self._by_arm[arm])
+            complete = len(self._successful(arm)) == count == len(self._by_arm[arm])
             if gain is not None and complete and sign * gain.mean > 0 and (gain.pairs == 1 or gain.is_clear):
                 candidates.append((sign * gain.mean, -len(arm), arm))  # of equal ones, that with fewest algorithms
         return max(candidates)[-1] if candidates else ()
