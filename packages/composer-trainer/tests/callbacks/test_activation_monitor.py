@@ -112,3 +112,19 @@ class TestActivationMonitor:
         fit(monitored, ActivationMonitor("1ba", only_log_wandb=False), InMemoryLogger())
 
         assert same_bits(alone.state_dict(), monitored.state_dict())
+
+    def test_compiled_model(self):
+        """A compiled model is measured as another one, and stays compiled otherwise."""
+        found, calls = [], []
+
+        def backend(graph, inputs):
+            return lambda *arguments: calls.append(0) or graph(*arguments)
+
+        for options in ({}, {"compile_config": {"backend": backend}}):
+            history = InMemoryLogger()
+            fit(make_model(), ActivationMonitor("3ba", only_log_wandb=False), history, **options)
+            found.append({name: values[0][1].item() for name, values in activations(history).items()})
+
+        assert found[0]
+        assert found[1] == pytest.approx(found[0], rel=1e-4)
+        assert len(calls) == 3

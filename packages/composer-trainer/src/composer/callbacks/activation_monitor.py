@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from composer.core import Callback, Event, Logger, LoggerDestination, State, Time, TimeUnit
 from composer.core.checks import is_flag, to_strings
@@ -36,7 +36,7 @@ class ActivationMonitor(Callback):
 
     Each is computed along the last dimension, ``hidden`` in ``(batch, length, hidden)``, and averaged over the others.
     Only floating point tensors of the first microbatch of a batch are measured. Modules have hooks only during that
-    forward pass; the callback does not change the results of training.
+    forward pass, in which a compiled model is not compiled; the callback does not change the results of training.
 
     Args:
         interval: How often, in batches, epochs (in their first batch) or as a fraction of the training.
@@ -56,7 +56,7 @@ class ActivationMonitor(Callback):
     ignore_module_types: tuple[str, ...] = attrs.field(default=None, converter=_to_kinds)
     only_log_wandb: bool = attrs.field(default=True, validator=is_flag)
 
-    _handles: list[RemovableHandle] = transient(factory=list)
+    _hooks: ExitStack = transient(factory=ExitStack)
     _metrics: dict[str, Tensor] = transient(factory=dict)
     _logged_for: int = transient(default=-1)
 
@@ -81,13 +81,15 @@ class ActivationMonitor(Callback):
         if batch == self._logged_for or not self._destinations(logger):
             return
         self._logged_for = batch
+        self._hooks.enter_context(torch.compiler.set_stance("force_eager"))  # compiled modules ignore new hooks
         for name, module in state.model.named_modules():
             if name and not any(ignored in type(module).__name__ for ignored in self.ignore_module_types):
-                self._handles.append(module.register_forward_hook(partial(self._measure, name), with_kwargs=True))
+                measure = partial(self._measure, name)
+                self._hooks.enter_context(module.register_forward_hook(measure, with_kwargs=True))
 
     def after_forward(self, state: State, logger: Logger) -> None:
         """Remove the hooks and log the statistics."""
-        self._unhook()
+        self._hooks.close()
         metrics, self._metrics = self._metrics, {}
         if not metrics:
             return
@@ -103,11 +105,7 @@ class ActivationMonitor(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Remove the hooks, in case a forward pass failed."""
-        self._unhook()
-
-    def _unhook(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        self._hooks.close()
 
     def _measure(self, name: str, module: nn.Module, places: Any, names: Any, outputs: Any) -> None:
         with torch.no_grad():
