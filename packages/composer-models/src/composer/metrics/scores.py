@@ -132,8 +132,8 @@ class MulticlassAccuracy(TorchMulticlassAccuracy):
         ids = preds.argmax(1) if preds.is_floating_point() else preds
         counts = target.ne(self.ignore_index)
         right = ((ids == target) & counts).sum()
-        self.tp += right
-        self.fn += counts.sum() - right
+        self.tp.add_(right)  # assigning to a module takes longer
+        self.fn.add_(counts.sum() - right)
 
 
 def _state(name: str, doc: str) -> Any:

@@ -181,7 +181,7 @@ class ComposerClassifier(PairModel):
                 and the targets have several labels.
         """
         _, target = self._pair(batch)
-        from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
+        from composer.metrics.scores import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
         num_classes = getattr(metric, "num_classes", None)
         if is_one_score(outputs):

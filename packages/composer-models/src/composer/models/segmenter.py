@@ -205,7 +205,7 @@ class ComposerSegmenter(PairModel):
             ValueError: The metric has another number of classes than the scores, or a pixel has several classes.
         """
         _, masks = self._pair(batch)
-        from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
+        from composer.metrics.scores import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
         has_classes = getattr(metric, "num_classes", None) is not None
         if is_one_score(outputs):
