@@ -220,6 +220,21 @@ class TestResume:
         assert ended == again
         assert second.state.timestamp.batch == ended + 5
 
+    @pytest.mark.parametrize(("threshold", "epochs"), [(0.5, 1), (1.5, 2)])
+    @pytest.mark.filterwarnings("ignore:The saved state was loaded, and this run differs:UserWarning")
+    def test_data_given_to_fit(self, threshold, epochs, tmp_path):
+        """A threshold is judged again when training starts, if the metric is not there before."""
+        options = {"save_folder": str(tmp_path), "autoresume": True, "run_name": "a"}
+        with make(ThresholdStopper("Score", "eval", 0.5), evaluation=[1], **options) as first:
+            first.fit()
+
+        stopper = ThresholdStopper("Score", "eval", threshold)
+        second = make(stopper, evaluation=[2], eval_dataloader=None, **options)
+        result = second.fit(eval_dataloader=[torch.ones(4, 2)])
+
+        assert second.state.timestamp.batch == 5 * epochs
+        assert result.reason.startswith("ThresholdStopper: eval/Score")
+
     @pytest.mark.filterwarnings("ignore:The saved state was loaded, and this run differs:UserWarning")
     def test_longer_patience_continues(self):
         """A longer patience continues a stopped training."""

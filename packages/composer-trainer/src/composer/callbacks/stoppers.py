@@ -156,6 +156,7 @@ class MetricStopper(MetricCallback, abc.ABC):
     """
 
     stopped_at: int | None = saved(default=None)
+    _is_judged: bool = transient(default=True)
 
     @abc.abstractmethod
     def judge(self, value: float, state: State) -> bool:
@@ -172,8 +173,16 @@ class MetricStopper(MetricCallback, abc.ABC):
     def after_load(self, state: State, logger: Logger) -> None:
         """End a resumed training that had ended here, unless the settings have changed."""
         # A checkpoint of an earlier batch was saved before the stop, so its training continues.
-        if self.stopped_at == state.timestamp.count(TimeUnit.BATCH) and self.judge_again(state):
-            state.stop_training(self.reason())
+        if self.stopped_at == state.timestamp.count(TimeUnit.BATCH):
+            self._is_judged = self.dataloader_label in _metrics_of(state)
+            if self._is_judged and self.judge_again(state):
+                state.stop_training(self.reason())
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Check that the metric exists, and judge now if the data were not there when the state was loaded."""
+        MetricCallback.fit_start(self, state, logger)
+        if not self._is_judged:
+            self.after_load(state, logger)
 
     def use(self, value: float, state: State) -> None:
         """End the training if :meth:`judge` returns True."""
