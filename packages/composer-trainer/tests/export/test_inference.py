@@ -332,6 +332,15 @@ class TestTrainer:
             expected = trainer.state.model.eval()((inputs, None))
         torch.testing.assert_close(load(tmp_path / "model.pt2")(inputs), expected)
 
+    def test_no_batch_is_taken_from_an_iterator(self, tmp_path):
+        """The training would not have it."""
+        trainer = small_run(train_dataloader=iter(list(make_loader())), max_duration="5ba")
+
+        with pytest.raises(ValueError, match="give sample_input"):
+            trainer.export_for_inference("torchexport", tmp_path / "model.pt2")
+
+        assert trainer.fit().steps == 5
+
 
 class TestEvaluationWeights:
     def test_averages_are_exported(self, tmp_path):

@@ -490,7 +490,7 @@ class Trainer(Assembly):
 
         Raises:
             ExportError: The model cannot be exported, or the exported model computes different outputs.
-            ValueError: The format is unknown, or there is no batch.
+            ValueError: The format is unknown, or there is no batch but those of an iterator.
         """
         names: dict[str, Any] = {"input_names": input_names, "output_names": output_names}
         with evaluation_weights(self.state):

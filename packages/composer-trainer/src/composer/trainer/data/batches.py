@@ -449,10 +449,10 @@ def batch_to_export(state: State) -> Any:
     """Return the first batch to evaluate, or else to train on, as the model's ``forward`` takes it.
 
     Raises:
-        ValueError: There is no loader.
+        ValueError: There is no loader, or it is an iterator, which would lose the batch.
     """
-    specs = [evaluator.dataloader for evaluator in state.evaluators]
-    specs += [] if state.train_data_spec is None else [state.train_data_spec]
+    given = [*(evaluator.dataloader for evaluator in state.evaluators), state.train_data_spec]
+    specs = [one for one in given if one is not None and not isinstance(one.dataloader, Iterator)]
     if not specs:
         raise ValueError("There is no batch to export with: give sample_input.")
     with preserve_rng_state(state.device):
