@@ -159,6 +159,12 @@ class TestCountedSamples:
         with pytest.warns(UserWarning, match="'eval' has a length of 5 batches and returned only 4"):
             trainer.eval(Announcing())
 
+    def test_a_stream_has_no_length_to_correct(self):
+        """A stream with fewer batches than the subset is complete, without a warning."""
+        stream = (batch for batch in list(make_loader(16)))
+
+        small_run(seed=1).eval(stream, subset_num_batches=9)
+
 
 class TestResult:
     @pytest.mark.parametrize("batch_size", [1, 3, 7, 20])

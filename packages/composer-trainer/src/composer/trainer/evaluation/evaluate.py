@@ -325,7 +325,7 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
     if any_rank(not found):  # in all processes, or the others would wait for this one
         lacking = f"the loader of {evaluator.label!r} returned no batch{' in another process' if found else ''}"
         raise ValueError(f"There is nothing to evaluate on: {lacking}.")
-    if announced is not None and found < announced and not is_split_by_rank(loader):
+    if length is not None and found < (announced or 0) and not is_split_by_rank(loader):
         warnings.warn(
             f"The loader of {evaluator.label!r} has a length of {length} batches and returned only {found}, which are "
             "evaluated. Correct its __len__; its data set may also have raised StopIteration.",
