@@ -83,6 +83,18 @@ class TestFiles:
         assert np.array_equal(stored, images[1].permute(1, 2, 0))
         assert '"images": "Images/Eval", "files": ["images/Images/Eval-ba7-0.png"' in (tmp_path / "log.txt").read_text()
 
+    def test_several_processes(self, tmp_path, monkeypatch):
+        """Each process has its own pictures."""
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        for rank in (0, 1):
+            logger = FileLogger(str(tmp_path / "log{rank}.txt"), capture_stdout=False, capture_stderr=False)
+            logger.init(state := State(model=None, rank=rank), run := Logger(state, destinations=logger))
+            logger.log_images(torch.full((1, 3, 4, 4), rank, dtype=torch.uint8), "seen", step=7)
+            logger.close(state, run)
+
+        stored = {one.name: np.asarray(Image.open(one)).max() for one in tmp_path.rglob("*.png")}
+        assert stored == {"seen-ba7-0-rank0.png": 0, "seen-ba7-0-rank1.png": 1}
+
     def test_tensorboard(self, tmp_path):
         """A confusion matrix is one picture in TensorBoard, and no chart."""
         pytest.importorskip("tensorboard")

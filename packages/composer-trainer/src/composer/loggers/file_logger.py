@@ -21,6 +21,7 @@ from composer.core.logger import detach_to_host
 from composer.core.saving import records
 from composer.core.saving.codec import Record
 from composer.core.saving.components import transient
+from composer.distributed import get_world_size
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.images import to_images, with_masks
@@ -62,7 +63,8 @@ class FileLogger(GatheringLogger):
         {"epoch": 0, "batch": 100, "seconds": 1.2, "table": "samples", "columns": ["id"], "rows": [[7]]}
         {"epoch": 0, "batch": 100, "seconds": 1.2, "stdout": "something that was printed"}
 
-    Images are PNG files in the folder ``images`` beside the file, with their name and batch.
+    Images are PNG files in the folder ``images`` beside the file, with their name and batch, and in several processes
+    their rank.
 
     ``seconds`` is the clock's wall time. Values are read and written every ``flush_interval`` batches, at the end of
     each epoch, after evaluations and at the end, line by line: if the process is killed, only the line that is being
@@ -173,8 +175,9 @@ class FileLogger(GatheringLogger):
         if self.path is None:
             return
         shown = with_masks(to_images(images, channels_last=channels_last), name, masks)
+        rank = f"-rank{self._state.rank}" if self._state is not None and get_world_size() > 1 else ""
         places = {
-            self.path.parent / f"images/{title}-ba{self._clock(step)['batch']}-{number}.png": image
+            self.path.parent / f"images/{title}-ba{self._clock(step)['batch']}-{number}{rank}.png": image
             for title, each in shown.items()
             for number, image in enumerate(each)
         }
