@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from composer.core import Callback, Event, Timestamp, Trace
-from composer.loggers import FileLogger, ProgressBarLogger
+from composer.loggers import CSVLogger, FileLogger, ProgressBarLogger
 
 
 def lines(path):
@@ -251,6 +251,19 @@ class TestFileLogger:
         loop.engine.close()
 
         assert [line["batch"] for line in lines(tmp_path / "log.txt")] == [3, 5]
+
+    def test_delayed_values_have_their_epoch(self, make_loop, tmp_path):
+        """The epoch is that of the batch; the time is that of the delivery, and is not written."""
+        loop = make_loop(
+            FileLogger(str(tmp_path / "log.txt"), every="3ba"), CSVLogger(str(tmp_path / "log.csv"), every="3ba")
+        )
+        loop.fit()
+        loop.engine.close()
+
+        found = [{name: line[name] for name in line if name != "metrics"} for line in lines(tmp_path / "log.txt")]
+        assert found == [{"epoch": 0, "batch": 2}, {"epoch": 1, "batch": 5}]
+        rows = [line.split(",")[:2] for line in (tmp_path / "log.csv").read_text().splitlines()[1:]]
+        assert rows == [["0", "2"], ["1", "5"]]
 
 
 class TestPrintedLines:

@@ -64,14 +64,16 @@ class CSVLogger(GatheringLogger):
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
         self.raise_if_in_use(logger)
-        self._is_open, self._columns, self._state, self._logger = False, [], state, logger
+        self._is_open, self._columns, self._epoch_starts = False, [], set()
+        self._state, self._logger = state, logger
         self.path = None if state.rank else Path(fill_in_run(self.filename, state)).absolute()
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Write numbers as a row, at the next flush."""
         if self.path is not None and self._state is not None:
             now = self._state.timestamp
-            clock = now.count(TimeUnit.EPOCH), now.count(TimeUnit.BATCH) if step is None else step
+            batch = int(now.count(TimeUnit.BATCH)) if step is None else step
+            clock = self.epoch_of(batch, now), batch
             self._records.append((clock, {name: detach_to_host(value) for name, value in metrics.items()}))
 
     def open(self, state: State) -> None:

@@ -66,11 +66,11 @@ class FileLogger(GatheringLogger):
     Images are PNG files in the folder ``images`` beside the file, with their name and batch, and in several processes
     their rank.
 
-    ``seconds`` is the clock's wall time. Values are read and written every ``flush_interval`` batches, at the end of
-    each epoch, after evaluations and at the end, line by line: if the process is killed, only the line that is being
-    written can be truncated. Numbers that JSON does not support are the strings ``"NaN"``, ``"Infinity"`` and
-    ``"-Infinity"``, which ``float()`` parses. A write error, such as a full disk, is reported once, and the run
-    continues.
+    ``seconds`` is the clock's wall time; values that ``every`` has delayed have none. Values are read and written every
+    ``flush_interval`` batches, at the end of each epoch, after evaluations and at the end, line by line: if the process
+    is killed, only the line that is being written can be truncated. Numbers that JSON does not support are the strings
+    ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float()`` parses. A write error, such as a full disk, is
+    reported once, and the run continues.
 
     The file is created at ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction
     starts. A run that is resumed from a checkpoint, or restarted by ``autoresume`` before the first checkpoint,
@@ -187,7 +187,7 @@ class FileLogger(GatheringLogger):
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run, and start capturing printed lines."""
         self.raise_if_in_use(logger)
-        self._is_open = False
+        self._is_open, self._epoch_starts = False, set()
         self._state, self._logger = state, logger
         path = Path(fill_in_run(self.filename, state)).absolute()
         for other in logger.destinations:
@@ -264,11 +264,10 @@ class FileLogger(GatheringLogger):
         if self._state is None:
             return {"epoch": 0, "batch": step or 0, "seconds": 0.0}
         now = self._state.timestamp
-        return {
-            "epoch": now.count(TimeUnit.EPOCH),
-            "batch": now.count(TimeUnit.BATCH) if step is None else step,
-            "seconds": now.count(TimeUnit.SECOND),
-        }
+        batch = int(now.count(TimeUnit.BATCH)) if step is None else step
+        clock: dict[str, int | float] = {"epoch": self.epoch_of(batch, now), "batch": batch}
+        is_now = batch == now.count(TimeUnit.BATCH)
+        return clock | {"seconds": now.count(TimeUnit.SECOND)} if is_now else clock
 
 
 def _save(images: Mapping[Path, Tensor]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from composer.core import Interval, Logger, LoggerDestination, State
+from composer.core import Interval, Logger, LoggerDestination, State, Timestamp, TimeUnit
 from composer.core.checks import integer
 from composer.core.interval import to_interval
 from composer.core.saving.components import transient
@@ -40,6 +40,7 @@ class GatheringLogger(LoggerDestination, ABC):
     """Seconds after which the next end of a batch flushes as well."""
     _is_open: bool = transient(default=False)
     _records: list[Any] = transient(factory=list)
+    _epoch_starts: set[int] = transient(factory=set)
     _batches: int = transient(default=0)
     _next_flush: float = transient(default=math.inf)  # by time.monotonic()
     _logger: Logger | None = transient(default=None)
@@ -63,6 +64,13 @@ class GatheringLogger(LoggerDestination, ABC):
         if self._is_open and self._records:
             records, self._records = self._records, []
             self.report_failure_of("flush", lambda: self.write_records(records))
+
+    def epoch_of(self, batch: int, now: Timestamp) -> int:
+        """Return the epoch of a batch, which may be an earlier one: that of values that ``every`` has delayed."""
+        reached = now.count(TimeUnit.BATCH)
+        self._epoch_starts.add(int(reached - now.count(TimeUnit.BATCH, in_epoch=True)))
+        starts = self._epoch_starts if batch < reached else ()
+        return int(now.count(TimeUnit.EPOCH)) - sum(batch < one <= reached for one in starts)
 
     def raise_if_in_use(self, logger: Logger) -> None:
         """Raise a RuntimeError if the logger is used by another run that is not closed."""
@@ -94,7 +102,12 @@ class GatheringLogger(LoggerDestination, ABC):
             self.flush()
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Write the buffered values; also at the end of training, evaluations and predictions."""
+        """Write the buffered values."""
+        self._epoch_starts.add(int(state.timestamp.count(TimeUnit.BATCH)))
         self.flush()
 
-    fit_end = eval_after_all = eval_standalone_end = predict_end = epoch_end
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Write the buffered values; also at the end of evaluations and predictions."""
+        self.flush()
+
+    eval_after_all = eval_standalone_end = predict_end = fit_end
