@@ -6,7 +6,8 @@ from torch import nn
 
 from composer.algorithms import EMA, ColOut
 from composer.callbacks import ExportForInferenceCallback
-from fixtures import image_batches, trained
+from composer.models import HuggingFaceModel
+from fixtures import image_batches, small_run, trained
 
 
 def fit(callback, algorithms=(), **options):
@@ -78,3 +79,30 @@ class TestExportForInferenceCallback:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else name)
         with pytest.raises(ModuleNotFoundError, match=r"composer-trainer\[onnx\]"):
             ExportForInferenceCallback("onnx", "model.onnx")
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    def test_model_of_transformers(self, tmp_path):
+        """The exported model needs no labels, which only the loss uses."""
+        transformers = pytest.importorskip("transformers")
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        network = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=9, **sizes))
+        model = HuggingFaceModel(network, use_logits=True)
+        ids = torch.arange(24).view(4, 6) % 9
+        batches = [{"input_ids": ids, "labels": torch.tensor([0, 1, 0, 1])}]
+        path = tmp_path / "model.pt2"
+
+        trainer = small_run(
+            model=model,
+            train_dataloader=batches,
+            max_duration="1ep",
+            callbacks=ExportForInferenceCallback("torchexport", path),
+        )
+        trainer.fit()
+        trainer.export_for_inference("torchexport", tmp_path / "other.pt2")
+
+        with torch.no_grad():
+            expected = model.eval()({"input_ids": ids}).logits
+        for exported in (load(path), load(tmp_path / "other.pt2")):
+            outputs = exported(input_ids=ids)
+            assert list(outputs) == ["logits"]
+            torch.testing.assert_close(outputs["logits"], expected)

@@ -17,7 +17,7 @@ from composer.core.data.batches import move_batch
 from composer.core.files import check_template, fill_in_run
 from composer.core.saving.components import transient
 from composer.distributed.collectives import failing_in_all_processes
-from composer.export import export_for_inference
+from composer.export.inference import export_for_inference, without_labels
 from composer.loggers.products import require_product
 
 
@@ -36,7 +36,8 @@ class ExportForInferenceCallback(Callback):
         save_format: ``"torchexport"`` or ``"onnx"``.
         save_path: Path of the file, or a URL for fsspec. ``{run_name}`` is filled in.
         sample_input: A batch in the form that the model takes. Defaults to the first evaluated batch or, without
-            evaluation, to the last training batch after all algorithms.
+            evaluation, to the last training batch after all algorithms. It has no labels for a model of
+            Transformers that is not an encoder and decoder.
         transforms: Functions that change a copy of the model before it is exported.
         input_names: Names of the inputs.
         output_names: Names of the outputs.
@@ -73,7 +74,7 @@ class ExportForInferenceCallback(Callback):
     def eval_batch_start(self, state: State, logger: Logger) -> None:
         """Keep the first evaluated batch, which has the size that the model is used with."""
         if self._seen is None and self.sample_input is None:
-            self._seen = move_batch(state.batch, torch.device("cpu"))
+            self._seen = without_labels(state.model, move_batch(state.batch, torch.device("cpu")))
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Export, unless a signal has stopped the training."""
@@ -90,7 +91,7 @@ class ExportForInferenceCallback(Callback):
                 state.model,
                 self.save_format,
                 fill_in_run(self.save_path, state, "save_path", ["run_name"]),
-                sample_input=state.batch if given is None else given,
+                sample_input=without_labels(state.model, state.batch) if given is None else given,
                 transforms=self.transforms,
                 input_names=self.input_names,
                 output_names=self.output_names,

@@ -27,6 +27,7 @@ from composer.core.saving.randomness import preserve_rng_state
 from composer.functional.checks import check_choice
 from composer.functional.dtensors import is_sharded
 from composer.loggers.products import require_product
+from composer.models import HuggingFaceModel
 
 Transform: TypeAlias = Callable[[nn.Module], nn.Module | None]
 """Changes a model before it is exported: returns the model to export, or None if it changed its argument in place."""
@@ -122,6 +123,16 @@ def export_for_inference(
             _compare(run, call, save_format, rtol, atol)
             if dynamic_batch and call.num_samples is not None:
                 _compare(run, call.with_samples(call.num_samples + 1), save_format, rtol, atol)
+
+
+def without_labels(model: nn.Module, batch: Any) -> Any:
+    """Return a batch of a model of Transformers without its labels, which only the loss needs.
+
+    An encoder and decoder computes the inputs of the decoder from them: its batch is returned as it is.
+    """
+    if isinstance(model, HuggingFaceModel) and isinstance(batch, Mapping) and not model.config.is_encoder_decoder:
+        return {name: value for name, value in batch.items() if name != "labels"}
+    return batch
 
 
 def _check_arguments(model: nn.Module, save_format: str, rtol: float | None, atol: float | None) -> None:

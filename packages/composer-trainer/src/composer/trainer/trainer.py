@@ -483,7 +483,8 @@ class Trainer(Assembly):
         Args:
             save_format: ``"torchexport"`` or ``"onnx"``; see :func:`composer.export.export_for_inference`.
             save_path: The file, or a URL that fsspec supports.
-            sample_input: A batch; the first to evaluate or else to train on if None.
+            sample_input: A batch; if None, the first to evaluate or else to train on. It has no labels for a model of
+                Transformers that is not an encoder and decoder.
             transforms: Functions that change a copy of the model before it is exported.
             input_names: Names of the inputs.
             output_names: Names of the outputs.

@@ -29,6 +29,7 @@ from composer.core.data.packing import has_packed_rows
 from composer.core.saving.randomness import preserve_rng_state
 from composer.distributed import all_agree, all_gather_object, get_data_world_size, get_world_size
 from composer.distributed.samplers import NO_BATCH, in_step, is_split_by_rank, num_repeated_samples, unequal_lengths
+from composer.export.inference import without_labels
 from composer.functional.datasets import by_epoch
 from composer.functional.nested import leaves
 from composer.trainer.data.objects import (
@@ -458,4 +459,4 @@ def batch_to_export(state: State) -> Any:
     with preserve_rng_state(state.device):
         batch = first_batch(state, specs[0], "the loader whose first batch is exported")
         transform = specs[0].microbatch_transforms
-        return batch if transform is None else transform(batch)
+        return without_labels(state.model, batch if transform is None else transform(batch))
