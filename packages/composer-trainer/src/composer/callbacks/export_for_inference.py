@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -50,6 +50,9 @@ class ExportForInferenceCallback(Callback):
         >>> ExportForInferenceCallback("torchexport", "runs/{run_name}/model.pt2").save_path
         'runs/{run_name}/model.pt2'
     """
+
+    saves_model: ClassVar = True
+    """Whether ``fast_dev_run`` leaves the callback out."""
 
     save_format: str = attrs.field(validator=one_of("torchexport", "onnx"))
     save_path: str = attrs.field(converter=_to_save_path)

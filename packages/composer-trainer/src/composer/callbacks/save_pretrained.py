@@ -72,6 +72,9 @@ class SavePretrained(Callback):
         Time(1, TimeUnit.EPOCH)
     """
 
+    saves_model = True
+    """Whether ``fast_dev_run`` leaves the callback out."""
+
     def __init__(
         self,
         folder: str | os.PathLike[str] = "{run_name}/pretrained",

@@ -109,6 +109,9 @@ class CheckpointSaver(Callback):
         []
     """
 
+    saves_model = True
+    """Whether ``fast_dev_run`` leaves the callback out."""
+
     def __init__(
         self,
         folder: str | os.PathLike[str] = "{run_name}/checkpoints",

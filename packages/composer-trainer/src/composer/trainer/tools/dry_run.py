@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from composer.callbacks import CheckpointSaver, ExportForInferenceCallback, SavePretrained
 from composer.core import Evaluator, evaluate_periodically
 from composer.core.checks import as_list
 from composer.trainer.evaluation.evaluate import EvalData, to_evaluators
 
 if TYPE_CHECKING:
     from composer.trainer.settings.groups import Settings
-
-_SAVERS = (CheckpointSaver, ExportForInferenceCallback, SavePretrained)
 
 
 def check_dry_run(fast_dev_run: int) -> int:
@@ -35,7 +32,7 @@ def check_dry_run(fast_dev_run: int) -> int:
 def dry_run_settings(settings: Settings, batches: int) -> Settings:
     """Return the settings of a run of a few batches without checkpoints, saved models and files of loggers."""
     components, data, loading = settings.components, settings.evaluations.data, settings.loading
-    callbacks = [one for one in as_list(components.callbacks) if not isinstance(one, _SAVERS)]
+    callbacks = [one for one in as_list(components.callbacks) if not getattr(one, "saves_model", False)]
     return attrs.evolve(
         settings,
         components=attrs.evolve(components, callbacks=callbacks, loggers=None, profiler=None),
