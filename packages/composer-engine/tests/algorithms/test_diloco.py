@@ -90,7 +90,7 @@ def _estimating(weights):
 @pytest.mark.parametrize(("make", "message"), [(_WithModes, "has others in its state"), (_estimating, "its rate")])
 def test_optimizers(make, message, monkeypatch):
     """Optimizers with two sets of weights, or in several processes a rate that depends on gradients, raise an error."""
-    monkeypatch.setattr(diloco, "_is_among_several", lambda: make is _estimating)
+    monkeypatch.setattr(diloco, "rank_and_processes", lambda: (0, 2 if make is _estimating else 1))
     model = nn.Linear(2, 2)
     state = State(model, optimizers=make(model.parameters()))
     state.gather = list
@@ -101,7 +101,7 @@ def test_optimizers(make, message, monkeypatch):
 
 def test_state_of_a_process(monkeypatch):
     """A process replaces the states of its optimizer by its own, also if those of the first are more or fewer."""
-    monkeypatch.setattr(diloco, "_is_among_several", lambda: True)
+    monkeypatch.setattr(diloco, "rank_and_processes", lambda: (1, 2))
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())

@@ -94,7 +94,10 @@ class RemoteFolder:
         files, root = self._files()
         path = f"{root}/{name}" if name else root
         with contextlib.suppress(FileNotFoundError):
-            entries = files.ls(path, detail=True)
+            try:
+                entries = files.ls(path, detail=True)
+            except NotADirectoryError:  # local files, before fsspec 2023.12
+                return [files.info(path)]
             # Some stores have an empty file "folder/" for a folder; a file is the only entry of its own name.
             return [one for one in entries if _is_file(one) or one["name"].strip("/") != path.strip("/")]
         return []
