@@ -67,7 +67,7 @@ nitpick_ignore_regex = [
     # Types that are not public: type variables, aliases, and values that are only passed on.
     ("py:class", r"composer\.(.+\.)?(_\w+|T|Batch|Sample|Target|Counts|Entry|ObservableList|DetectionModel|Settings)"),
     ("py:class", r"composer\.(.+\.)?Images"),
-    ("py:class", r"composer\.(.+\.)?(Assembly|Clock|Difference|Evaluated|Folder|GatheringLogger|HostAlgorithms)"),
+    ("py:class", r"composer\.(.+\.)?(Assembly|Clock|Difference|Folder|GatheringLogger|HasOptimizers|HostAlgorithms)"),
     ("py:class", r"composer\.(.+\.)?(LocalFolder|RemoteFolder|SavedRun)"),
     ("py:class", r"composer\.(.+\.)?(CountExchange|PhaseMetricsModel|Record|Recording|Result|Row)"),
     ("py:obj", r"composer\.core\.time\.Value"),

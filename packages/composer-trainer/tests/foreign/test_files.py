@@ -41,6 +41,16 @@ def test_names_in_a_file_lead_nowhere_else(tmp_path):
     assert source_of(files["one"]) == ForeignFile(files["other"])
 
 
+def test_weights_of_a_compiled_model(tmp_path):
+    """The names that torch.compile adds to weights are no others."""
+    saved, model = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    torch.save({f"_orig_mod.{name}": one for name, one in saved.state_dict().items()}, tmp_path / "weights.pt")
+
+    load_checkpoint(ForeignFile(tmp_path / "weights.pt"), State(model), weights_only=True)
+
+    assert model[0].weight.equal(saved[0].weight)
+
+
 def test_path_of_a_file_where_a_checkpoint_is_expected(tmp_path):
     """The error has the line that loads a file."""
     model = nn.Linear(2, 2)

@@ -74,6 +74,12 @@ class TestLoadTorchWeights:
 
         assert list(load_torch_weights(tmp_path / "weights.pt")) == ["0.weight", "0.bias"]
 
+    def test_of_the_tutorial(self, tmp_path):
+        """Torch's tutorial saves weights under model_state_dict, beside the optimizer's state."""
+        torch.save({"model_state_dict": nn.Linear(2, 2).state_dict(), "epoch": 3}, tmp_path / "weights.pt")
+
+        assert list(load_torch_weights(tmp_path / "weights.pt")) == ["weight", "bias"]
+
     @pytest.mark.parametrize("content", [{}, [torch.ones(1)], {"epoch": 3}, torch.ones(2), {3: torch.ones(1)}])
     def test_file_without_weights_raises(self, content, tmp_path):
         """Data without named tensors raise."""

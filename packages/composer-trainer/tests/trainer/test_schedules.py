@@ -217,6 +217,28 @@ class TestProlongedTraining:
 
 
 class TestSchedulesOverSeveralFits:
+    def test_epochs_of_other_lengths(self):
+        """A schedule in epochs follows the part of the training that is over, after epochs of other lengths, too."""
+        rates, parts = [], []
+
+        class Observer(Callback):
+            def batch_start(self, state, logger):
+                rates.append(state.optimizers[0].param_groups[0]["lr"])
+                parts.append(1 - state.get_elapsed_duration().value)
+
+        model, data = make_classifier(), torch.utils.data.TensorDataset(torch.rand(20, 4), torch.arange(20) % 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        loader = torch.utils.data.DataLoader(data, 2)
+        trainer = small_run(
+            model=model, train_dataloader=loader, optimizers=optimizer, callbacks=Observer(), max_duration="1ep"
+        )
+        trainer.fit()
+        shorter = torch.utils.data.DataLoader(torch.utils.data.Subset(data, range(16)), 2)
+
+        trainer.fit(train_dataloader=shorter, duration="1ep", schedulers=LinearScheduler(alpha_f=0.0))
+
+        assert rates[10:] == pytest.approx(parts[10:])
+
     def test_extended_training_rescales_the_schedule(self):
         """After fit(duration=) the schedule uses the new length from the first batch."""
         rates = []

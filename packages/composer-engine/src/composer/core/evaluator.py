@@ -64,7 +64,8 @@ class _Periodically:
             return self.at_fit_end and self._last != batch
         due = self.interval.is_due(state)
         # Stored only here: several evaluators may share this function, and each calls it at FIT_END.
-        self._last = batch if due else self._last
+        # A later one was in a training before the clock was reset.
+        self._last = batch if due else -1 if self._last > batch else self._last
         return due
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from composer.checkpoint.manifest import dictionary
 from composer.core import State, Timestamp
 from composer.core.saving import saved_state
 from composer.core.saving.components import by_key
+from composer.core.saving.model_state import bare_name
 from composer.core.saving.randomness import check_rng_state, rng_state, to_tensor
 from composer.distributed import get_global_rank, get_world_size
 
@@ -38,7 +39,7 @@ _RENAMED = (
 def names_here(names: Iterable[str], own: Collection[str]) -> dict[str, str]:
     """Return the names in the model of the weights in a file.
 
-    They may begin with ``module.`` on one side only, and Composer's algorithms rename weights.
+    They may begin with ``module.`` or ``_orig_mod.`` on one side only, and Composer's algorithms rename weights.
 
     Args:
         names: The names in the file.
@@ -51,7 +52,7 @@ def names_here(names: Iterable[str], own: Collection[str]) -> dict[str, str]:
         >>> names_here(["0.blur_filter", "0.conv.weight", "1.module0.weight"], own=["0.conv.weight"])
         {'0.conv.weight': '0.conv.weight', '1.module0.weight': '1.first.weight'}
     """
-    bare = {name: name.removeprefix("module.") for name in names}
+    bare = {name: bare_name(name).removeprefix("module.") for name in names}
     candidates = [{name: name for name in bare}, bare, {name: f"module.{new}" for name, new in bare.items()}]
     chosen = max(candidates, key=lambda candidate: len({*candidate.values()} & {*own}))
     renamed = _renamed(chosen.values(), own)

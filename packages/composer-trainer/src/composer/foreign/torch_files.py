@@ -16,8 +16,9 @@ from composer.checkpoint.folders import is_remote, local_path
 from composer.checkpoint.remote import file_system
 from composer.functional import torch_files
 
-_NESTS = (("state", "model"), ("state_dict",), ("model",))
-"""Where weights are in files that contain more, such as those of Composer and Lightning."""
+_NESTS = (("state", "model"), ("state_dict",), ("model",), ("model_state_dict",))
+"""Where weights are in files that contain more, such as those of Composer, Lightning, and torch's tutorial."""
+_NAMES = "'state_dict', 'model' or 'model_state_dict'"
 
 
 def load_torch_weights(path: Path) -> dict[str, Tensor]:
@@ -99,7 +100,7 @@ def weights_in(content: Any, path: str | Path) -> dict[str, Tensor]:
         weights = _inside(content, nest)
         if weights:
             return weights
-    raise CheckpointError(path, "holds no weights: neither a state_dict nor one under 'state_dict' or 'model'.")
+    raise CheckpointError(path, f"holds no weights: no state_dict, by itself or under {_NAMES}.")
 
 
 def _inside(content: Any, nest: tuple[str, ...]) -> dict[str, Tensor]:

@@ -117,10 +117,9 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
         raise ValueError(_NO_COMMON_UNIT.format(spans=" and ".join(str(span) for span, _ in spans)))
     (unit,) = units
     if unit is TimeUnit.BATCH and is_in_epochs:
-        done, epochs = state.timestamp.count(TimeUnit.BATCH), state.timestamp.count(TimeUnit.EPOCH)
-        if not batches or done // batches != epochs:  # earlier epochs had another length
-            done = epochs * (batches or 0) + state.timestamp.count(TimeUnit.BATCH, in_epoch=True)
-        return done, lengths
+        # Not all batches, as earlier epochs may have had another length.
+        done = state.timestamp.count(TimeUnit.EPOCH) * (batches or 0)
+        return done + state.timestamp.count(TimeUnit.BATCH, in_epoch=True), lengths
     return state.timestamp.count(unit), lengths
 
 

@@ -417,8 +417,8 @@ class Trainer(Assembly):
         check_subset("eval_subset_num_batches", subset)
         given = None if eval_dataloader is None else to_evaluators(eval_dataloader)
         evaluators = self.state.evaluators if given is None else split_evaluators(given)
-        if self._dry_run:
-            evaluators = short_evaluators(evaluators, self._dry_run)
+        if self._dry_run or subset_num_batches is not None:
+            evaluators = short_evaluators(evaluators, self._dry_run or subset)
         if not evaluators:
             raise ValueError("There is nothing to evaluate on: give eval_dataloader to eval() or to the Trainer.")
         metrics = dict(self.state.eval_metrics)
@@ -504,9 +504,9 @@ class Trainer(Assembly):
         """Save a checkpoint and wait until it is written. All processes must call it.
 
         Args:
-            name: Its folder or URL; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are replaced. One that ends in
-                ``.pt`` is a file that ``torch.load`` reads, and replaces what has the name, unless the model is split
-                over processes.
+            name: Its folder or URL; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are filled in. It replaces a
+                checkpoint of the name. One that ends in ``.pt`` is a file that ``torch.load`` reads, and replaces
+                anything, unless the model is split over processes.
             weights_only: Whether only the evaluation weights are saved.
 
         Returns:
@@ -520,7 +520,7 @@ class Trainer(Assembly):
         self._parallel.activate()
         extra = self._resume_state.data_to_save(weights_only=weights_only)
         save_as = save_as_file if str(name).endswith(SUFFIX) else save
-        return save_as(self.state, os.fspath(name), extra, weights_only=weights_only, together=True)
+        return save_as(self.state, os.fspath(name), extra, weights_only=weights_only, together=True, overwrite=True)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save a checkpoint to ``save_folder``, as at ``save_interval``, and wait until it is written.

@@ -464,6 +464,21 @@ class TestOtherLoaders:
         assert (rest, loader.epoch) == ([1, 2, 3], 5)
 
 
+def test_sampler_without_an_end_and_with_a_length():
+    """It is treated as one without a length: its keys are not drawn in advance."""
+
+    class Endless(Reversed):
+        def __iter__(self):
+            return itertools.cycle(range(self.length))
+
+    loader = DataLoader(Values(), 5, sampler=Endless(12))
+    order = make_order(loader, seed=0).begin(0)
+
+    first = [batch.tolist() for batch in itertools.islice(order, 4)]
+
+    assert first == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 0, 1, 2], [3, 4, 5, 6, 7]]
+
+
 def test_order_without_begin():
     """An order that does not define how an epoch begins raises an error with its name."""
 

@@ -46,6 +46,16 @@ class TestInterval:
 
         assert count.batches == batches
 
+    def test_again_after_the_clock_was_reset(self):
+        """A training that ends at the batch of the last evaluation of an earlier one is evaluated, too."""
+        count = CountEvaluations()
+        trainer = small_run(eval_dataloader=make_loader(), callbacks=count, max_duration="1ep")
+
+        trainer.fit()
+        trainer.fit(train_dataloader=make_loader(batch_size=2), duration="5ba", reset_time=True)
+
+        assert count.batches == [5, 5]
+
     def test_each_evaluator_has_its_own_interval(self):
         """An evaluator's interval takes precedence over the trainer's."""
         labels = []
@@ -191,6 +201,15 @@ class TestResult:
         results = trainer.eval(make_loader(), subset_num_batches=2)
 
         torch.testing.assert_close(results["eval"]["CrossEntropy"], expected)
+
+    @pytest.mark.parametrize(("subset", "batches"), [(None, 1), (2, 2), (-1, 5)])
+    def test_subset_of_eval_precedes_that_of_an_evaluator(self, subset, batches):
+        """An evaluation of all data is possible beside evaluators that are limited in the training."""
+        trainer = small_run(eval_dataloader=Evaluator(label="data", dataloader=make_loader(), subset_num_batches=1))
+
+        trainer.eval(subset_num_batches=subset)
+
+        assert int(trainer.state.eval_timestamp.batch) == batches
 
     def test_metrics_are_reset(self):
         """An earlier evaluation does not change a later one."""

@@ -56,7 +56,8 @@ def count_samples(batch: Batch) -> int:
         found = f"lengths {sorted(lengths)}" if lengths else "no tensor and no list"
         raise ValueError(
             f"The number of samples in a batch must be the first dimension of all its tensors; this "
-            f"{type(batch).__name__} has {found}. Wrap the loader: DataSpec(loader, get_num_samples_in_batch=...)."
+            f"{type(batch).__name__} has {found}. Wrap the loader: DataSpec(loader, get_num_samples_in_batch=...), and "
+            "split_batch=... for microbatches."
         )
     return lengths.pop()
 

@@ -165,10 +165,10 @@ def length_of(sized: object) -> int | None:
         >>> length_of([1, 2]), length_of(iter([1, 2])), length_of(None)
         (2, None, None)
     """
-    # A DataLoader has __len__ and raises TypeError if its dataset has none; some datasets raise NotImplementedError.
+    # A DataLoader has __len__ and raises TypeError if its dataset has none; some raise other errors.
     try:
         return len(sized) if isinstance(sized, Sized) else None
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError, ValueError):
         return None
 
 

@@ -540,16 +540,17 @@ def _keys_of_epoch(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
         return seeding.seeded_batches(lambda: iter(sampler), seed, epoch)
     # An unknown sampler may draw from any generator: the global ones and its own are seeded, and it is read completely
     # before they are restored.
-    generators = _generators_of(sampler)
+    generators, most = _generators_of(sampler), 4 * length + _COMPARED_KEYS
     states = [generator.get_state() for generator in generators]
     with preserve_rng_state():
         seed_globals(order_seed)
         for generator in generators:
             generator.manual_seed(order_seed)
-        keys = list(sampler)
+        keys = list(itertools.islice(sampler, most))
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
-    return keys
+    # One without an end may have the length of its data.
+    return keys if len(keys) < most else seeding.seeded_batches(lambda: iter(sampler), seed, epoch)
 
 
 def _shared_order_of(sampler: Any, seed: int | None, epoch: int) -> list[Any]:
