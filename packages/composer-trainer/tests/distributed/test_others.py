@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from fixtures.processes import run_processes
 
@@ -21,6 +22,7 @@ def test_steps_are_those_of_one_process():
         distances = json.loads(printed.splitlines()[-1])
         failed = {path.rpartition(".")[2] for path, distance in distances.items() if isinstance(distance, str)}
 
-        assert failed == ERRORS
+        is_old = torch.torch_version.TorchVersion(torch.__version__) < "2.8"
+        assert failed == (ERRORS | {"Lion"} if is_old else ERRORS)
         assert {distance for distance in distances.values() if not isinstance(distance, str)} == {0.0}
         assert len(distances) == 12

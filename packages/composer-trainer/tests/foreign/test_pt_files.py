@@ -126,6 +126,7 @@ class TestContent:
                 super().save_pretrained(folder)
                 Path(folder, "vocab.txt").write_text("one\ntwo\n", encoding="utf-8")
 
+        Tokenizer.__name__ = "PreTrainedTokenizerFast"  # Transformers 4 looks for the class
         sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
         network = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=3, **sizes))
         model = HuggingFaceModel(network, tokenizer=Tokenizer(tokenizer_object=words, unk_token="?"))
