@@ -217,6 +217,23 @@ class TestProlongedTraining:
 
 
 class TestSchedulesOverSeveralFits:
+    def test_a_new_optimizer_is_scheduled(self):
+        """An optimizer that the program sets between two fits has the rates of the schedule."""
+        model, rates = make_classifier(), []
+        trainer = small_run(
+            model=model,
+            optimizers=torch.optim.SGD(model.parameters(), lr=1.0),
+            schedulers=LinearScheduler(alpha_f=0.0, t_max="10ba"),
+            max_duration="4ba",
+        )
+        trainer.fit()
+        trainer.state.optimizers = torch.optim.SGD(model.parameters(), lr=0.5)
+        trainer.engine.on("batch_start", lambda state, _: rates.append(state.optimizers[0].param_groups[0]["lr"]))
+
+        trainer.fit(duration="3ba")
+
+        assert rates == pytest.approx([0.3, 0.25, 0.2])
+
     def test_epochs_of_other_lengths(self):
         """A schedule in epochs follows the part of the training that is over, after epochs of other lengths, too."""
         rates, parts = [], []

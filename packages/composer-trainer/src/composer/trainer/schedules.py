@@ -270,8 +270,10 @@ class TrainingSchedule:
             state.schedulers = [*ready, *(ClockLR(optimizer, lambda: 1.0) for _, optimizer in pairs)]
 
     def take_schedulers(self, state: State) -> SteppedSchedulers:
-        """Return the schedulers, and make them those of the state; the first call compiles them for it."""
-        if self.stepped is None:
+        """Return the schedulers, and make them those of the state; compiled again for other optimizers."""
+        # Compared by their groups, because algorithms may wrap optimizers.
+        held = {id(one.param_groups) for one in state.optimizers}
+        if self.stepped is None or not {id(one.optimizer.param_groups) for one in self.stepped.by_clock} <= held:
             self.stepped = self._compile(state)
         state.schedulers = (*self.stepped.every_batch, *self.stepped.every_epoch)
         return self.stepped
