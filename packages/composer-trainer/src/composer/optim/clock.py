@@ -117,9 +117,11 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
         raise ValueError(_NO_COMMON_UNIT.format(spans=" and ".join(str(span) for span, _ in spans)))
     (unit,) = units
     if unit is TimeUnit.BATCH and is_in_epochs:
+        clock = state.timestamp
+        if not clock.count(TimeUnit.SAMPLE):  # a program for Composer may set no other counts
+            return clock.count(TimeUnit.BATCH), lengths
         # Not all batches, as earlier epochs may have had another length.
-        done = state.timestamp.count(TimeUnit.EPOCH) * (batches or 0)
-        return done + state.timestamp.count(TimeUnit.BATCH, in_epoch=True), lengths
+        return clock.count(TimeUnit.EPOCH) * (batches or 0) + clock.count(TimeUnit.BATCH, in_epoch=True), lengths
     return state.timestamp.count(unit), lengths
 
 
