@@ -173,7 +173,10 @@ class TestCountedSamples:
         """A stream with fewer batches than the subset is complete, without a warning."""
         stream = (batch for batch in list(make_loader(16)))
 
-        small_run(seed=1).eval(stream, subset_num_batches=9)
+        trainer = small_run(seed=1)
+        trainer.eval(stream, subset_num_batches=9)
+
+        assert int(trainer.state.eval_timestamp.batch) == 4
 
 
 class TestResult:
