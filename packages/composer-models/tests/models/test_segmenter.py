@@ -301,6 +301,22 @@ class TestOneScore:
         perfect = 100.0 * (self.masks[:, None] - 0.5)
         assert model.loss(perfect, (IMAGES, masks)) < 1e-3
 
+    def test_own_loss_with_a_module_named_sigmoid(self):
+        """A loss of a program gets the scores of both classes, whatever its modules are called."""
+
+        class OwnLoss(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.sigmoid = nn.Sigmoid()
+
+            def forward(self, scores, masks):
+                return F.cross_entropy(scores, masks, ignore_index=-1)
+
+        scores, batch = self.model()(IMAGES), (IMAGES, self.masks)
+
+        own, default = (self.model(loss_fn=one).loss(scores, batch) for one in (OwnLoss(), None))
+        torch.testing.assert_close(own, default)
+
     def test_masks_are_checked_until_they_have_labels(self, monkeypatch):
         """Later batches read nothing, for which the host would wait."""
         model, reads = self.model(loss_fn=nn.BCEWithLogitsLoss()), []

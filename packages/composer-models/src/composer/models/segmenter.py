@@ -152,7 +152,7 @@ class ComposerSegmenter(PairModel):
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."
         share: Tensor | None = None
-        adds_pixels = bool(getattr(self.loss_fn, "sigmoid", False))  # as DiceLoss
+        adds_pixels = getattr(self.loss_fn, "sigmoid", None) is True  # as of DiceLoss, and no module
         has_labels = adds_pixels or takes_labels(self.loss_fn)
         if is_one_score(scores) and has_labels and fits_one_score(masks, scores):
             counts = masks.float() != self.ignore_index  # 255 of uint8 equals -1 in torch
