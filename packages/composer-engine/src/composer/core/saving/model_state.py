@@ -119,8 +119,7 @@ def name_differences(
     missing, unexpected = [name for name in own if name not in saved], [name for name in saved if name not in own]
 
     def sentences(names: list[str], words: str, others: list[str]) -> list[str]:
-        hints = itertools.chain((nearest(name, others) for name in names[:_HINTS]), itertools.repeat("."))
-        return [f"{path}.{name} {words}{hint}" for name, hint in zip(names, hints, strict=False)]
+        return [f"{path}.{one} {words}{nearest(one, others) if at < _HINTS else '.'}" for at, one in enumerate(names)]
 
     return sentences(missing, if_missing, unexpected), sentences(unexpected, if_unexpected, missing)
 
