@@ -294,7 +294,7 @@ def compute_loss(
 
     A cross entropy of ignored targets only is 0.
     """
-    if smoothing or (isinstance(target, Tensor) and target.is_floating_point()):
+    if smoothing or (isinstance(target, Tensor) and target.dtype.is_floating_point):
         loss_fn = known_cross_entropy(loss_fn, smoothing) or loss_fn
     try:
         # In the usual case without the look for losses of torch that take floats.
@@ -315,7 +315,7 @@ def compute_loss(
         else:
             remedy = f"Class ids run from 0 to {shape[1] - 1}{remedy}"
         raise ValueError(f"The target does not fit the scores of shape {shape}: {cause} {remedy}") from error
-    is_usual = loss_fn is soft_cross_entropy and not target.is_floating_point()
+    is_usual = loss_fn is soft_cross_entropy and not target.dtype.is_floating_point
     return zero_without_terms(loss, lambda: target.ne(-100).any() if is_usual else count_terms(loss_fn, target))
 
 

@@ -45,6 +45,9 @@ def count_samples(batch: Batch) -> int:
         >>> count_samples((torch.zeros(8, 3), torch.zeros(8)))
         8
     """
+    is_pair = type(batch) in (list, tuple) and len(batch) == 2 and type(batch[0]) is type(batch[1]) is Tensor
+    if is_pair and batch[0].shape[:1] == batch[1].shape[:1] != ():  # the usual case, in each step, without a call
+        return batch[0].shape[0]  # type: ignore[no-any-return]
     if is_list_of_items(batch):
         return len(batch)
     lengths = set(sizes(batch))
