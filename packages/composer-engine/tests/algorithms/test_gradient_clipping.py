@@ -25,6 +25,21 @@ def test_norm(watch, make_engine, step, batch):
     assert torch.allclose(gradients(clipped) / 0.01, gradients(free) / gradients(free).norm(), atol=1e-3)
 
 
+def test_gradients_that_no_optimizer_sets_to_zero_do_not_count(watch, make_engine, step, batch):
+    """Those of a part that is not trained grow from step to step; the trained part is clipped by its own norm."""
+    model = watch()
+    trained, *others = model.parameters()
+    engine = make_engine(model, GradientClipping("norm", 0.01))
+    engine.state.optimizers = torch.optim.SGD([trained], lr=0.0)
+    for one in others:
+        one.grad = torch.full_like(one, 100.0)
+
+    step(engine, batch)
+
+    assert trained.grad.norm().item() == pytest.approx(0.01, rel=1e-4)
+    assert all(one.grad.abs().max() > 50 for one in others)
+
+
 def test_warns_beside_muon(watch, make_engine, step, batch):
     """Clipping by norm warns once beside an optimizer whose updates have one size; by value it does not."""
 

@@ -10,7 +10,7 @@ import attrs
 from composer import functional as cf
 from composer.core import Algorithm, Event, Logger, Stage, State
 from composer.core.checks import caller_level, number_between, one_of
-from composer.core.optimizers import unwrapped
+from composer.core.optimizers import held_parameters, unwrapped
 from composer.core.saving.components import transient
 
 
@@ -18,8 +18,9 @@ from composer.core.saving.components import transient
 class GradientClipping(Algorithm):
     """Limit the gradients of the complete batch (arXiv:1211.5063; adaptive: arXiv:2102.06171).
 
-    See :func:`composer.functional.apply_gradient_clipping`. Clipping by norm beside Muon gives a warning: the size of
-    Muon's updates does not depend on the size of the gradients.
+    See :func:`composer.functional.apply_gradient_clipping`. The gradients are those of the parameters that optimizers
+    hold; others, which no optimizer sets to zero, would grow from step to step. Clipping by norm beside Muon gives a warning:
+    the size of Muon's updates does not depend on the size of the gradients.
 
     Args:
         clipping_type: The quantity to limit: the ``"norm"`` of all gradients together, each ``"value"``, or, with
@@ -51,7 +52,9 @@ class GradientClipping(Algorithm):
         if self._is_first:
             self._is_first = False
             self._warn_beside_muon(state)
-        cf.apply_gradient_clipping(state.model, self.clipping_type, self.clipping_threshold)
+        # A program's own loop may have optimizers that the state does not know.
+        held = [one for optimizer in state.optimizers for one in held_parameters(optimizer.param_groups)]
+        cf.apply_gradient_clipping(held or state.model, self.clipping_type, self.clipping_threshold)
 
     def _warn_beside_muon(self, state: State) -> None:
         names = [type(unwrapped(optimizer)).__name__ for optimizer in state.optimizers]
