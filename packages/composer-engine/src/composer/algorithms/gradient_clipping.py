@@ -19,8 +19,8 @@ class GradientClipping(Algorithm):
     """Limit the gradients of the complete batch (arXiv:1211.5063; adaptive: arXiv:2102.06171).
 
     See :func:`composer.functional.apply_gradient_clipping`. The gradients are those of the parameters that optimizers
-    hold; others, which no optimizer sets to zero, would grow from step to step. Clipping by norm beside Muon gives a warning:
-    the size of Muon's updates does not depend on the size of the gradients.
+    hold; others, which no optimizer sets to zero, would grow from step to step. Clipping by norm beside Muon gives a
+    warning: the size of Muon's updates does not depend on the size of the gradients.
 
     Args:
         clipping_type: The quantity to limit: the ``"norm"`` of all gradients together, each ``"value"``, or, with
@@ -44,7 +44,7 @@ class GradientClipping(Algorithm):
     _is_first: bool = transient(default=True)
 
     runs_at: ClassVar = {Event.AFTER_TRAIN_BATCH: Stage.GRADIENT}
-    reads: ClassVar = {"model", "optimizers"}
+    reads: ClassVar = {"optimizers"}
     writes: ClassVar = {"gradients"}
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
