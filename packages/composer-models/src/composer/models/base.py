@@ -167,7 +167,7 @@ class ComposerModel(nn.Module, ABC):
 
     @loss_label_smoothing.setter
     def loss_label_smoothing(self, smoothing: float) -> None:
-        self._label_smoothing = smoothing
+        self.__dict__["_label_smoothing"] = smoothing  # in each step: nn.Module would look what it is
 
     def _smooths_labels(self) -> bool:
         """Return whether the loss of a wrapper is a cross entropy, which smooths labels by ``_label_smoothing``."""
@@ -294,11 +294,13 @@ def compute_loss(
 
     A cross entropy of ignored targets only is 0.
     """
-    if smoothing or (isinstance(target, Tensor) and target.dtype.is_floating_point):
+    is_default = loss_fn is soft_cross_entropy  # in each step, without a look at what another loss is
+    if is_default and smoothing:
+        kwargs = {"label_smoothing": smoothing, **kwargs}
+    elif not is_default and (smoothing or (isinstance(target, Tensor) and target.is_floating_point())):
         loss_fn = known_cross_entropy(loss_fn, smoothing) or loss_fn
     try:
-        # In the usual case without the look for losses of torch that take floats.
-        call = loss_fn if loss_fn is soft_cross_entropy else functools.partial(call_loss, loss_fn)
+        call = loss_fn if is_default else functools.partial(call_loss, loss_fn)
         loss = call(scores, target, *args, **kwargs)
     except (IndexError, ValueError) as error:
         cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
@@ -315,7 +317,7 @@ def compute_loss(
         else:
             remedy = f"Class ids run from 0 to {shape[1] - 1}{remedy}"
         raise ValueError(f"The target does not fit the scores of shape {shape}: {cause} {remedy}") from error
-    is_usual = loss_fn is soft_cross_entropy and not target.dtype.is_floating_point
+    is_usual = is_default and not target.dtype.is_floating_point
     return zero_without_terms(loss, lambda: target.ne(-100).any() if is_usual else count_terms(loss_fn, target))
 
 
