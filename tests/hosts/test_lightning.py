@@ -195,6 +195,14 @@ class TestEquality:
 
         assert_same_weights(weights_of(callback.adapter.state, module.network), weights_of_our_trainer(case))
 
+    def test_second_trainer(self):
+        """Another Trainer with the same callback trains from the beginning of the clock."""
+        module, callback = fit([])
+
+        make_trainer(callback, max_epochs=2).fit(module, make_loader())
+
+        assert callback.adapter.state.timestamp.batch == 8
+
     @pytest.mark.parametrize("accumulate", [2, 4])
     def test_accumulation(self, accumulate):
         """A step of several batches is one batch of the clock; the last incomplete one of an epoch steps, too."""

@@ -516,6 +516,25 @@ class TestRefusals:
                 model=wrap(case.make_model()), args=TrainingArguments(**settings(tmp_path)), algorithms=EMA()
             )
 
+    def test_own_loss_of_a_subclass_of_ours(self, tmp_path):
+        """A subclass of ComposerTrainer whose loss does not call ours would train without the algorithms."""
+
+        class Weighted(ComposerTrainer):
+            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+                return model(**inputs).loss
+
+        case = CASES["LabelSmoothing-vit"]
+        data = [{key: value[0] for key, value in next(iter(case.make_data(dicts=True))).items()}] * 4
+        trainer = Weighted(
+            model=case.make_model(),
+            args=TrainingArguments(**settings(tmp_path, max_steps=1)),
+            train_dataset=data,
+            algorithms=LabelSmoothing(),
+        )
+
+        with pytest.raises(TypeError, match=r"Weighted\.compute_loss did not call .* Derive Weighted from"):
+            trainer.train()
+
     def test_gradient_checkpointing(self, tmp_path):
         """Transformers' own gradient checkpointing beside ours, at the start of the training."""
         trainer = make_trainer(CASES["ActivationCheckpointing-bert"], tmp_path, gradient_checkpointing=True)

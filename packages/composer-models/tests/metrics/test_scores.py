@@ -305,6 +305,15 @@ class TestLossMetric:
 
         torch.testing.assert_close(metric.compute(), loss(preds, targets))
 
+    def test_scores_of_16_bits(self):
+        """The loss of bfloat16 scores is computed in float32, as the model computes it."""
+        loss, preds, targets = torch.nn.CrossEntropyLoss(), torch.randn(64, 3).bfloat16(), torch.arange(64) % 3
+        metric = LossMetric(loss)
+
+        metric.update(preds, targets)
+
+        torch.testing.assert_close(metric.compute(), loss(preds.float(), targets))
+
     def test_empty_batch_is_ignored(self):
         """The mean of no samples is nan, and is not counted."""
         metric = LossMetric(F.mse_loss)

@@ -13,6 +13,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import (
     BinaryAccuracy,
+    BinaryAUROC,
     BinaryAveragePrecision,
     MulticlassAccuracy,
     MulticlassAUROC,
@@ -25,7 +26,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 
 from composer import functional as cf
 from composer.loss import DiceLoss, binary_cross_entropy_with_logits
-from composer.metrics import CrossEntropy
+from composer.metrics import CrossEntropy, LossMetric
 from composer.models import ComposerClassifier
 
 
@@ -68,6 +69,29 @@ class TestForwardAndLoss:
 
         weights = 1.0 + labels
         torch.testing.assert_close(loss, -(weights * (outputs * (2 * labels - 1)).sigmoid().log()).mean())
+
+    def test_class_weights_are_settings(self):
+        """The weights of a loss of torch are those of the program, and not saved; parameters of a custom loss are."""
+        weights = torch.tensor([1.0, 5.0, 20.0])
+        own = nn.Module()
+        own.margin, own.loss = nn.Parameter(torch.ones(3)), nn.CrossEntropyLoss(weight=weights)
+
+        given = _classifier(loss_fn=nn.CrossEntropyLoss(weight=weights), val_metrics=LossMetric(own.loss))
+        model = _classifier(loss_fn=own, train_metrics=[], val_metrics=[])
+
+        assert not [name for name in given.state_dict() if "loss" in name]
+        assert [name for name in model.state_dict() if "loss" in name] == ["loss_fn.margin"]
+        assert torch.equal(given.double().loss_fn.weight, weights.double())
+
+    def test_probabilities_of_16_bits(self):
+        """Metrics of torchmetrics get probabilities in float32, which do not become equal near 1."""
+        logits, targets = torch.tensor([7.0, 8.0, 9.0, 10.0]).bfloat16(), torch.tensor([0, 0, 1, 1])
+        model = _classifier(num_classes=2, val_metrics=BinaryAUROC())
+        metric = model.get_metrics()["BinaryAUROC"]
+
+        model.update_metric((None, targets), logits, metric)
+
+        assert metric.compute() == 1.0
 
     def test_a_label_for_each_score_is_not_for_a_cross_entropy(self):
         """Several labels of a sample are no probabilities that sum to 1, so a cross entropy still raises an error."""

@@ -192,6 +192,18 @@ class TestBadInput:
             model.loss(model(batch), batch)
 
 
+def test_ignored_pixels_of_a_loss():
+    """Metrics ignore the pixels that a custom loss ignores; the error of others names the loss."""
+    model = ComposerSegmenter(nn.Conv2d(3, 3, 1), loss_fn=nn.CrossEntropyLoss(ignore_index=255))
+    masks = torch.full((2, 6, 6), 255).index_fill(1, torch.tensor([0]), 1)
+
+    for metric in model.get_metrics().values():
+        model.update_metric((None, masks), torch.randn(2, 3, 6, 6), metric)
+        assert metric.compute().isfinite()
+    with pytest.raises(ValueError, match=r"and 255 is ignored\. Set ignore_index= for another in loss_fn"):
+        model.loss(torch.randn(2, 3, 6, 6), (None, masks - 2))
+
+
 def test_several_classes_of_a_pixel():
     """MIoU compares one class of each pixel, and raises an error for masks with several."""
     masks = torch.ones(2, 3, 6, 6, dtype=torch.long)

@@ -48,6 +48,20 @@ class TestCompleteCheckpoints:
 
         assert runs.same(first, later)
 
+    def test_buffers_that_the_model_does_not_save(self, runs, tmp_path):
+        """Those that a checkpoint has, as the weights of a loss from earlier releases, stay those of the program."""
+
+        def make(value, *, persistent):
+            model = nn.Linear(4, 2)
+            model.register_buffer("balance", torch.full((2,), value), persistent=persistent)
+            return runs.make(model=model)
+
+        saved = save_checkpoint(make(1.0, persistent=True), tmp_path / "saved")
+        later = make(5.0, persistent=False)
+        load_checkpoint(saved, later)
+
+        assert later.model.balance.tolist() == [5.0, 5.0]
+
     def test_optimizer_strides_are_preserved(self, runs, tmp_path):
         """The optimizer's tensors have the saved strides, as kernels round differently with others."""
 

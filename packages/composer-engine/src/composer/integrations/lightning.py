@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 
 from composer.algorithms import GradientClipping
-from composer.core import Adapter, Batch, Event, Precision, SplitStep, batch_get, served_fields
+from composer.core import Adapter, Batch, Event, Precision, SplitStep, Timestamp, batch_get, served_fields
 from composer.core.evaluator import enter_training_mode, evaluation_weights
 from composer.core.event import STEP_EVENTS
 from composer.core.optimizers import wants_closure
@@ -163,6 +163,8 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
         """Begin the training."""
         if self._trainer is None:
             self._reject_late_addition()
+        if not trainer.global_step:
+            self.adapter.state.timestamp = Timestamp()  # another Trainer with this callback starts from the beginning
         self.adapter.begin_fit(trainer.optimizers, **_length(trainer))
         enter_training_mode(pl_module)
         self._check_closures(trainer)

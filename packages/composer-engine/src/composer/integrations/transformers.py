@@ -137,6 +137,12 @@ class ComposerTrainer(Trainer):  # type: ignore[misc]  # Transformers has no typ
             loss: Tensor = super().training_step(self._call.model, self._call.inputs, self._call.num_items)
         finally:
             self._is_training_step = False
+        if self._call.batch is None and self.algorithm_adapter.state.algorithms:
+            name = type(self).__name__
+            raise TypeError(
+                f"{name}.compute_loss did not call that of ComposerTrainer, in which algorithms run. Derive {name} "
+                "from transformers.Trainer, and create composer_trainer(...) of it."
+            )
         self._call.loss = None  # frees its graph, as the adapter does
         self.algorithm_adapter.end_backward()
         return loss

@@ -62,6 +62,19 @@ def as_function(loss_fn: Any) -> tuple[Callable[..., Tensor], dict[str, Any]]:
     return loss_fn if is_changed else function, settings
 
 
+def keep_settings(loss_fn: object) -> None:
+    """Leave the class weights of torch's losses out of saved models: they are settings, which a program may change."""
+    for module in loss_fn.modules() if isinstance(loss_fn, nn.Module) else ():
+        for name in ("weight", "pos_weight") if _module_of(type(module)) else ():  # type: ignore[arg-type]  # hashable
+            if isinstance(value := getattr(module, name, None), Tensor):
+                module.register_buffer(name, value, persistent=False)
+
+
+def in_float32(values: Tensor) -> Tensor:
+    """Return floating-point values in float32 at least, and others as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32)) if values.is_floating_point() else values
+
+
 def is_sum(loss_fn: Any) -> bool:
     """Return whether a loss is a sum and not a mean, as its setting ``reduction`` states."""
     function, settings = as_function(loss_fn)

@@ -16,7 +16,7 @@ from torchmetrics.classification import BinaryF1Score as TorchBinaryF1Score
 from torchmetrics.classification import MulticlassAccuracy as TorchMulticlassAccuracy
 
 from composer.functional.checks import check_callables
-from composer.loss._calling import call_loss, count_terms, is_sum
+from composer.loss._calling import call_loss, count_terms, in_float32, is_sum, keep_settings
 
 
 class _Mean(Metric, ABC):
@@ -271,18 +271,20 @@ class LossMetric(_Mean):
     def __init__(self, loss_function: Callable[[Any, Any], Tensor], dist_sync_on_step: bool = False) -> None:
         super().__init__(dist_sync_on_step=dist_sync_on_step)
         check_callables(loss_function=loss_function)
+        keep_settings(loss_function)
         self.loss_function = loss_function
 
     def update(self, preds: Any, targets: Any) -> None:
         """Add a batch.
 
         Args:
-            preds: The first argument of the loss function.
+            preds: The first argument of the loss function, converted to float32 from 16 bits.
             targets: The second argument. The first dimension of one of the two is the number of samples.
 
         Raises:
             TypeError: The loss is a mean, and neither argument is a tensor with a first dimension.
         """
+        preds = in_float32(preds) if isinstance(preds, Tensor) else preds
         loss = call_loss(self.loss_function, preds, targets).detach().float()
         if loss.ndim:
             self.add(loss.sum(), loss.numel())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.functional.checks import check_callables, check_modules
+from composer.loss._calling import in_float32, keep_settings
 from composer.models.base import ComposerModel, pair_of
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class PairModel(PhaseMetricsModel):
         check_modules(module=module)
         check_callables(loss_fn=loss_fn)
         self.module = module
+        keep_settings(loss_fn)
         self.loss_fn = loss_fn
 
     def forward(self, batch: tuple[Any, Tensor] | tuple[Any] | Tensor) -> Any:
@@ -167,6 +169,8 @@ def to_probabilities(metric: Metric, logits: Tensor, target: Tensor | None = Non
     known = vars(metric)  # the inner metrics do not change; a hash of the metric, as a key, would change with its state
     if _FUNCTION not in known:
         known[_FUNCTION] = _function_for(metric)
+    if known[_FUNCTION] is not None:
+        logits = in_float32(logits)  # in 16 bits, probabilities near 1 would be equal
     if known[_FUNCTION] == "sigmoid" and target is not None and logits.shape == (*target.shape, 2):
         logits = logits[..., 1] - logits[..., 0]
     if known[_FUNCTION] == "softmax":

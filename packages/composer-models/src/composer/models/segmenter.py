@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
-from composer.loss._calling import count_terms, is_sum, takes_labels, takes_logits
+from composer.loss._calling import as_function, count_terms, is_sum, takes_labels, takes_logits
 from composer.models.base import compute_loss, known_cross_entropy
 from composer.models.phase_metrics import (
     PairModel,
@@ -47,7 +47,8 @@ class ComposerSegmenter(PairModel):
         module: Maps images to scores ``(N, C, H, W)``, or to a dictionary of them.
         num_classes: ``C``, including the background; 2 with one score. Inferred from the module's last ``nn.Conv2d`` if
             ``None``.
-        ignore_index: The id of pixels that do not count in loss and metrics; 255 in torchvision's Pascal VOC.
+        ignore_index: The id of pixels that do not count in loss and metrics; 255 in torchvision's Pascal VOC. If
+            ``None``, that of ``loss_fn``, or -1.
         aux_weight: The weight of the second head's loss.
         train_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics; an empty list for none.
         val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, because each phase
@@ -75,12 +76,14 @@ class ComposerSegmenter(PairModel):
         self,
         module: nn.Module,
         num_classes: int | None = None,
-        ignore_index: int = -1,
+        ignore_index: int | None = None,
         aux_weight: float = 0.5,
         train_metrics: Metrics | None = None,
         val_metrics: Metrics | None = None,
         loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
+        if ignore_index is None:
+            ignore_index = int(as_function(loss_fn)[1].get("ignore_index", -1))
         super().__init__(module, partial(soft_cross_entropy, ignore_index=ignore_index) if loss_fn is None else loss_fn)
         self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
         if self.num_classes < 2:
@@ -150,7 +153,8 @@ class ComposerSegmenter(PairModel):
         return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, masks)
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another."
+        place = " in loss_fn" if hasattr(self.loss_fn, "ignore_index") else ""
+        remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another{place}."
         share: Tensor | None = None
         adds_pixels = getattr(self.loss_fn, "sigmoid", None) is True  # as of DiceLoss, and no module
         has_labels = adds_pixels or takes_labels(self.loss_fn)

@@ -458,6 +458,9 @@ def _compare_tensors(
         return
     if part == "model":
         own = model_state.weights(state.model)
+        # Others may have saved buffers that this model has without saving them, such as the weights of a loss.
+        buffers = {model_state.bare_name(name) for name, _ in model_state.bare_model(state.model).named_buffers()}
+        saved = {name: weight for name, weight in saved.items() if name in own or name not in buffers}
         own = {name: weight for name, weight in own.items() if f"model/{name}" not in ignored}
         problems, missing, unexpected = model_state.check_weights(own, saved)
         findings.changed += model_state.changed_dtypes(own, saved)
