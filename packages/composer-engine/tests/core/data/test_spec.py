@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch import distributed, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from composer.core import DataSpec, ensure_data_spec
@@ -86,6 +87,23 @@ class TestDataSpec:
             r"'input_ids', 'text' the batch has lists .*dataset\.with_format\('torch'\)", error.__notes__[1]
         )
         assert len(other.__notes__) == 1
+
+    def test_unused_parameters(self):
+        """The error of DistributedDataParallel for parameters without a gradient has a note for a Trainer."""
+        model = nn.ModuleDict({"used": nn.Linear(2, 2), "spare": nn.Linear(2, 2)})
+        model.forward = model["used"]
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        try:
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            wrapped(torch.ones(1, 2)).sum().backward()
+            with pytest.raises(RuntimeError) as raised:
+                wrapped(torch.ones(1, 2))
+        finally:
+            distributed.destroy_process_group()
+
+        note_batch(raised.value, "before_forward", model, "", torch.ones(1, 2))
+
+        assert "parallelism_config={'ddp': {'find_unused_parameters': True}}" in raised.value.__notes__[1]
 
     def test_ensure_data_spec(self):
         """A spec is returned unchanged; a loader or a dictionary of arguments is converted."""

@@ -298,6 +298,8 @@ def note_batch(error: BaseException, event: str, model: Any, method: str, batch:
             f"The parameters of {name} are {', '.join(sorted(own))}. Convert inputs of another type in the dataset, "
             "such as arrays of float64 or images of uint8, by x.float(); class ids stay integers."
         )
+    if "`find_unused_parameters=True`" in str(error):  # as DistributedDataParallel advises
+        error.add_note("In a Trainer, pass parallelism_config={'ddp': {'find_unused_parameters': True}}.")
     lists = [name for name, part in batch.items() if _is_transposed(part)] if isinstance(batch, Mapping) else []
     if lists:
         error.add_note(
