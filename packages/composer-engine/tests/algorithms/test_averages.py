@@ -114,3 +114,111 @@ class TestBuffers:
         with averages.in_model(model):
             assert torch.equal(model.rates, torch.full((3,), 0.1, dtype=torch.bfloat16))
         assert torch.equal(model.rates, torch.full((3,), 0.2, dtype=torch.bfloat16))
+
+
+def adapted_model():
+    """Return a frozen base in bfloat16 with a trained head, which starts with ones."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).bfloat16()
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    model[0].requires_grad_(False)
+    return model
+
+
+def averaged_names(averages):
+    return {*averages.state_dict()["averaged_weights"]}
+
+
+HEAD, ALL = {"1.weight", "1.bias"}, {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+class TestFrozen:
+    def test_have_no_average(self):
+        """Only trained parameters take memory and are saved; an evaluation uses the present value of the others."""
+        model, averages = adapted_model(), AveragedWeights("EMA")
+        averages.begin(model)
+        nn.init.constant_(model[1].weight, 3)
+        averages.update(model, 0.5)
+        nn.init.constant_(model[0].weight, 5)  # by something else than the optimizer
+
+        assert averaged_names(averages) == HEAD
+        with averages.in_model(model):
+            assert {*averages.state_dict()["training_weights"]} == HEAD
+            assert model[0].weight.mean() == 5
+            assert model[1].weight.mean() == 2
+        copied = averages.copy_into(model, averaged=True)
+        assert (copied[0].weight.mean(), copied[1].weight.mean()) == (5, 2)
+
+    def test_unfrozen_later(self):
+        """The average of a layer that is trained later begins with the first update after that."""
+        model, averages = adapted_model(), AveragedWeights("EMA")
+        averages.begin(model)
+        averages.update(model, 0.5)
+        model[0].requires_grad_(True)
+        nn.init.constant_(model[0].weight, 2)
+        nn.init.constant_(model[1].weight, 3)
+        averages.update(model, 0.5)
+        nn.init.constant_(model[0].weight, 4)
+        averages.update(model, 0.5)
+
+        assert averaged_names(averages) == ALL
+        with averages.in_model(model):
+            assert (model[0].weight.mean(), model[1].weight.mean()) == (3, 2.5)
+        assert model[0].weight.mean() == 4
+
+    @pytest.mark.parametrize("evaluating", [False, True])
+    @pytest.mark.parametrize("later", [False, True])
+    def test_resume(self, evaluating, later):
+        """Layers that are frozen or unfrozen after the start have the same averages after a resume, bit for bit."""
+
+        def train(model, averages, value):
+            nn.init.constant_(model[0].weight, value)
+            nn.init.constant_(model[1].weight, -value)
+            averages.update(model, 0.7)
+
+        def freeze(model):
+            model[0].requires_grad_(later)
+            model[1].requires_grad_(not later)
+
+        model, averages = adapted_model(), AveragedWeights("EMA")
+        model[0].requires_grad_(not later)
+        averages.begin(model)
+        train(model, averages, 2)
+        averages.swap(Event.EVAL_START) if evaluating else None
+        resumed, loaded = copy.deepcopy(model).requires_grad_(True), AveragedWeights("EMA")
+        loaded.load_state_dict(copy.deepcopy(averages.state_dict()))
+        if evaluating:  # at the start of a fit, before a callback freezes layers
+            loaded.check(resumed, training=False)
+        results = []
+        for one, its_averages in ((model, averages), (resumed, loaded)):
+            its_averages.restore()
+            freeze(one)
+            its_averages.check(one, training=True)
+            train(one, its_averages, 3)
+            results.append(its_averages.state_dict()["averaged_weights"])
+
+        assert results[0].keys() == results[1].keys() == ALL
+        assert all(torch.equal(results[0][name], results[1][name]) for name in ALL)
+
+    def test_averages_of_all_weights_are_loaded(self):
+        """Former checkpoints, with averages of frozen parameters, are loaded and continued."""
+        model = adapted_model()
+        former = {name: weight.detach().float() + 1 for name, weight in model.named_parameters()}
+        averages = AveragedWeights("EMA")
+        averages.load_state_dict({"averaged_weights": former})
+        averages.check(model, training=True)
+        averages.update(model, 0.5)
+
+        assert averaged_names(averages) == ALL
+        assert all((one == 1.5).all() for one in averages.state_dict()["averaged_weights"].values())
+
+    def test_weights_of_another_model(self):
+        """Averages of parameters that the model does not have, or with another shape, are an error."""
+        for name, shape, message in (
+            ("2.weight", (8, 8), "unexpected are .*2.weight"),
+            ("1.weight", (8, 8), r"'1.weight' has shape \(8, 8\) there and \(4, 8\) here"),
+        ):
+            averages = AveragedWeights("EMA")
+            averages.load_state_dict({"averaged_weights": {name: torch.ones(shape)}})
+            with pytest.raises(ValueError, match=message):
+                averages.check(adapted_model(), training=True)

@@ -101,6 +101,32 @@ class TestReconstruction:
 
         assert {one.dtype for one in post_hoc_ema(tmp_path, 0.1).values()} == {torch.float32, torch.int64}
 
+    def test_frozen_weights(self, tmp_path):
+        """They are in the first snapshot alone, also if they are unfrozen later; all weights are reconstructed."""
+
+        class Unfreeze(Algorithm):
+            runs_at = {Event.BATCH_START: Stage.WEIGHTS}
+
+            def apply(self, event, state, logger):
+                if state.timestamp.batch == 200:
+                    state.model.network[0][0].requires_grad_(True)
+
+        state, recorded = make_state(torch.bfloat16), Recorded()
+        state.model.network[0][0].requires_grad_(False)
+        training = Training(state, [Unfreeze(), recorded, PostHocEMA(tmp_path, "10ba")])
+        training.run(400)
+        training.finish()
+
+        names = {name for name, _ in state.model.network[0][0].named_parameters(prefix="network.0.0")}
+        files = {count: {*load_file(tmp_path / f"updates-{count:09}-sigma-0.1.safetensors")} for count in (10, 20, 210)}
+        assert [len(names & files[count]) for count in (10, 20, 210)] == [2, 0, 2]
+        expected = direct(recorded.weights, 0.08)
+        found = post_hoc_ema(tmp_path, 0.08)
+        assert found.keys() == expected.keys()
+        for name in names:
+            assert found[name].dtype == torch.float32
+            assert (found[name] - expected[name]).norm() <= 1e-2 * expected[name].norm(), name
+
 
 class TestSnapshots:
     def test_files(self, tmp_path):

@@ -151,6 +151,20 @@ class TestFromCheckpoint:
         assert torch.equal(_logits(model, batch), _logits(bare, batch))
         assert model.transformer.wte.weight is model.lm_head.weight
 
+    @pytest.mark.parametrize("name", TIED)
+    def test_averages_of_trained_weights(self, make_model, save, sign, name):
+        """Weights without an average were frozen, and are loaded; tied weights have one average."""
+        bare = make_model("gpt2")
+        state = {"algorithms": [{"state": {"averaged_weights": {name: {"$tensor": "average"}}}}]}
+        folder = save(HuggingFaceModel(bare), **state)
+        save_file({"average": torch.ones_like(bare.lm_head.weight)}, folder / "extra.safetensors")
+        sign(folder)
+
+        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+        assert (model.lm_head.weight == 1).all()
+        assert torch.equal(model.transformer.h[0].attn.c_attn.weight, bare.transformer.h[0].attn.c_attn.weight)
+
     def test_training_weights_of_a_schedule_free_optimizer(self, make_model, save):
         """They are not the evaluation weights, and raise an error that states what to save."""
         groups = [{"params": ["model.lm_head.weight"], "train_mode": True}]

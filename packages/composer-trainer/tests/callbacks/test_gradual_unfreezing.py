@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from composer import functional as cf
+from composer.algorithms import EMA
 from composer.callbacks import GradualUnfreezing
 from composer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler, muon_with_adamw
 from fixtures import make_classifier, small_run
@@ -217,3 +218,18 @@ def test_string_raises():
     """One name is not a list."""
     with pytest.raises(TypeError, match="groups must be a list of names of modules"):
         GradualUnfreezing("fc")
+
+
+def test_averages_begin_with_the_training(tmp_path):
+    """EMA has averages of the groups that have been trained, also after a resume, with the same bits."""
+    (first := make_trainer(algorithms=[EMA("2ba")], max_duration="1ep")).fit()
+    names = first.state.algorithms[0].state_dict()["averaged_weights"].keys()
+    assert names & dict(first.state.model.named_parameters()).keys() == {"module.6.weight", "module.6.bias"}
+    run = {"save_folder": tmp_path, "save_interval": "1ep", "algorithms": [EMA("2ba")]}
+    (whole := make_trainer(**run)).fit()
+    for path in sorted(tmp_path.glob("ep*")):
+        (resumed := make_trainer(algorithms=[EMA("2ba")], load_path=path)).fit()
+        epoch = int(path.name.removeprefix("ep").split("-")[0])
+        averages, expected = (one.state.algorithms[0].state_dict()["averaged_weights"] for one in (resumed, whole))
+        assert averages.keys() == expected.keys()
+        assert all(torch.equal(one, expected[name]) for name, one in averages.items()), epoch

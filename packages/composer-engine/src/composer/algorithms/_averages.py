@@ -139,6 +139,8 @@ class WeightAveraging(Algorithm):
 class AveragedWeights:
     """Averages of a model's parameters and running statistics, with copies of its other buffers.
 
+    A parameter without ``requires_grad`` has no average until it is trained: the model's own value is used.
+
     Args:
         owner: The name of the algorithm's class, for errors.
     """
@@ -157,6 +159,7 @@ class AveragedWeights:
     # The names of weights that are replaced by copies, such as sparse ones and caches that grow.
     _copied: set[str] = attrs.field(factory=set, init=False)
     _buffers: list[str] = attrs.field(factory=list, init=False)  # the names of those that are not
+    _frozen: list[_Slot] = attrs.field(factory=list, init=False)  # of parameters without an average
     _used_by: set[object] = attrs.field(factory=set, init=False)
     _is_in_model: bool = attrs.field(default=False, init=False)
     _is_sharded: bool = attrs.field(default=False, init=False)
@@ -166,9 +169,10 @@ class AveragedWeights:
 
     @torch.no_grad()
     def begin(self, model: nn.Module) -> None:
-        """Initialise the averages with the model's weights."""
+        """Initialise those averages that do not exist yet with the model's weights."""
         reshard(model)
-        self._outside = {name: _new_average(weight) for name, weight in self._bind(model).items()}
+        weights = self._bind(model, begins=True)
+        self._outside |= {name: _new_average(one) for name, one in weights.items() if name not in self._outside}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         """Raise an error for another model, and for training while the averages are in the model."""
@@ -212,12 +216,21 @@ class AveragedWeights:
         if not self:
             self.begin(model)
             return
+        for holder, key in self._frozen:
+            weight = holder.get(key)
+            if weight is not None and weight.requires_grad:
+                self.begin(model)
+                break
         self._find_changed()
         update_averages(*self.tensors(self._averaged), smoothing)
         if self.held:
             update_averages(*self.tensors(self.held), smoothing=0)
         for name in self._copied:
             self._outside[name] = self._tensor(name).clone()
+
+    def without_average(self) -> dict[str, Tensor]:
+        """Return the parameters of the model that have no average, by name."""
+        return {name: holder[key] for name, (holder, key) in self._slots.items() if name not in self._outside}
 
     def _find_changed(self) -> None:
         """Replace buffers by copies from now on whose shape has changed."""
@@ -330,7 +343,10 @@ class AveragedWeights:
         self._used_by.clear()
 
     def _check_loaded(self, model: nn.Module) -> None:
-        """Compare names and shapes of loaded weights with those of the model; buffers may be missing, or have grown."""
+        """Compare names and shapes of loaded weights with those of the model.
+
+        Parameters that were frozen and buffers may be missing; buffers may have grown.
+        """
         weights = {name: holder[key] for name, (holder, key) in _find_slots(model).items()}
         for name in map(bare_name, tensor_slots(bare_model(model), empty=True)):  # a cache that is filled later
             self._outside.pop(name, None)
@@ -339,22 +355,28 @@ class AveragedWeights:
                 self._outside[name] = weight.clone()
         missing = sorted(weights.keys() - self._outside.keys())
         unexpected = sorted(self._outside.keys() - weights.keys())
-        if missing or unexpected:
+        if unexpected:
             raise ValueError(
                 f"The weights that {self.owner} saved are of another model: missing are {few(missing)}, unexpected "
                 f"are {few(unexpected)}. Build the model, and apply the surgery, as when they were saved."
             )
-        for name, weight in weights.items():
-            if isinstance(weight, nn.Parameter) and weight.shape != self._outside[name].shape:
+        for name, saved in self._outside.items():
+            if isinstance(weights[name], nn.Parameter) and weights[name].shape != saved.shape:
                 raise ValueError(
                     f"The weights that {self.owner} saved are of another model: {name!r} has shape "
-                    f"{tuple(self._outside[name].shape)} there and {tuple(weight.shape)} here."
+                    f"{tuple(saved.shape)} there and {tuple(weights[name].shape)} here."
                 )
 
-    def _bind(self, model: nn.Module) -> dict[str, Tensor]:
-        """Remember the model, and return its weights by name."""
+    def _bind(self, model: nn.Module, *, begins: bool = False) -> dict[str, Tensor]:
+        """Remember the model, and return its weights with averages by name; with ``begins`` all that are trained."""
         self._model, self._slots = model, _find_slots(model)
         weights = {name: holder[key] for name, (holder, key) in self._slots.items()}
+        weights = {
+            name: weight
+            for name, weight in weights.items()
+            if name in self._outside or not isinstance(weight, nn.Parameter) or (begins and weight.requires_grad)
+        }
+        self._frozen = [slot for name, slot in self._slots.items() if name not in weights]
         self._copied = {name for name, weight in weights.items() if not is_dense(weight)}
         dense = {name: weight for name, weight in weights.items() if name not in self._copied}
         self._buffers = [name for name, weight in dense.items() if not isinstance(weight, nn.Parameter)]

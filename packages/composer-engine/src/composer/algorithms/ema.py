@@ -37,8 +37,8 @@ def _to_ema_start(value: Time | str | int) -> Time:
 class EMA(WeightAveraging):
     """Keep an exponential moving average of the weights and evaluate with it; training weights do not change.
 
-    See :func:`composer.functional.update_averages`. Parameters and the running means and variances of
-    norms are averaged; other buffers are copied.
+    See :func:`composer.functional.update_averages`. Parameters that are trained and the running means and
+    variances of norms are averaged; other buffers are copied. Frozen parameters keep their present values.
 
     Args:
         half_life: The time in which the influence of a weight halves, in any unit; an int is a number of batches.

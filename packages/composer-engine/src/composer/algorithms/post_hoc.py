@@ -59,8 +59,8 @@ class PostHocEMA(Algorithm):
 
     The averages are updated after each batch by :func:`composer.functional.power_ema_smoothing` (arXiv:2312.02696).
     They are not used for evaluation, and nothing that is trained changes. Each snapshot is a file of safetensors with
-    the weights of the unwrapped model by name, at least in float32; tied weights occur once. The process of rank 0
-    writes it while the others wait.
+    the weights of the unwrapped model by name, at least in float32; tied weights occur once, and frozen parameters,
+    which have no averages, in the first snapshot alone. The process of rank 0 writes it while the others wait.
 
     Args:
         folder: The folder of the snapshots, one for each training; ``{run_name}`` is filled in.
@@ -163,13 +163,14 @@ class PostHocEMA(Algorithm):
             return
         from safetensors.torch import save_file  # noqa: PLC0415  (only a snapshot needs it)
 
-        self._saved_at = self._num_updates
+        is_first, self._saved_at = not self._saved_at, self._num_updates
         for sigma_rel, average in zip(self.sigma_rels, self._averages, strict=True):
-            weights = {}
-            for name, tensor in average.state_dict()["averaged_weights"].items():
+            weights, frozen = {}, average.without_average() if is_first else {}
+            for name, tensor in {**frozen, **average.state_dict()["averaged_weights"]}.items():
                 complete = tensor.full_tensor() if is_dtensor(tensor) else tensor  # all processes gather it
                 if state.rank == 0:
-                    weights[name] = complete.cpu().contiguous()
+                    dtype = average_dtype(complete.dtype) or complete.dtype
+                    weights[name] = complete.detach().to("cpu", dtype, copy=True).contiguous()
             if state.rank == 0:
                 path = self._folder(state) / f"updates-{self._num_updates:09}-sigma-{sigma_rel}.safetensors"
                 copied = {"copied": json.dumps(average.held)}
@@ -228,11 +229,12 @@ def post_hoc_ema(
     found = last or found  # the next function raises an error for a time before the first one
     counts, widths = [one.num_updates for one in found], [one.sigma_rel for one in found]
     factors = cf.post_hoc_weights(counts, widths, sigma_rel, num_updates)
-    total: dict[str, Tensor] = {}
+    total, weights = dict[str, Tensor](), dict[str, Tensor]()
     for snapshot, factor in zip(found, factors.tolist(), strict=True):
         try:
             with safe_open(snapshot.path, "pt") as file:
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dictionary)
+                # Those that are missing were frozen, and have the value of a former snapshot.
+                weights |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dictionary)
                 copied = json.loads((file.metadata() or {}).get("copied", "[]"))
         except (SafetensorError, OSError, ValueError) as error:
             raise ValueError(f"The snapshot {snapshot.path} cannot be read: {error}") from None

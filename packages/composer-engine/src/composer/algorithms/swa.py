@@ -29,10 +29,10 @@ def _to_swa_end(value: Time | str | int) -> Time:
 class SWA(WeightAveraging):
     """Average the weights over a part of the training, and continue with the average (arXiv:1803.05407).
 
-    See :func:`composer.functional.compute_swa`. Parameters and the running means and variances of norms are
-    averaged with equal weight; other buffers are copied. Meanwhile the averages are used for evaluation. At
-    ``swa_end`` they become the weights of the model; in the rest of the training the running statistics of its
-    norms adapt to them.
+    See :func:`composer.functional.compute_swa`. Parameters that are trained and the running means and variances of
+    norms are averaged with equal weight; other buffers are copied, and frozen parameters keep their values. Meanwhile
+    the averages are used for evaluation. At ``swa_end`` they become the weights of the model; in the rest of the
+    training the running statistics of its norms adapt to them.
 
     Args:
         swa_start: When averaging starts.

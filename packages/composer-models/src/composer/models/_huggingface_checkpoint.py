@@ -83,8 +83,8 @@ def read_checkpoint(
     """
     read = _read_file if Path(checkpoint_path).is_file() else _read_folder
     described, weights, averages, is_schedule_free = read(checkpoint_path, save_location)
-    if averages:  # tied weights once; averages of weights in bfloat16 are saved in float32
-        weights = {name: averages[name].to(weight.dtype) for name, weight in weights.items() if name in averages}
+    if averages:
+        weights = {name: _evaluated(name, weights, averages) for name in weights}
     elif is_schedule_free:
         raise ValueError(
             f"{checkpoint_path} holds the training weights of a schedule-free optimizer, and the model is "
@@ -194,6 +194,18 @@ def _averages(state: dict[str, Any]) -> dict[str, Any]:
     """Return what is saved for each averaged weight, if an algorithm's averages are not in the model."""
     states = [each.get("state", {}) for each in state.get("algorithms", [])]
     return next((each["averaged_weights"] for each in states if each.get("averaged_weights")), {})
+
+
+def _evaluated(name: str, weights: dict[str, Tensor], averages: dict[str, Tensor]) -> Tensor:
+    """Return the average of a weight, or of the one to which it is tied; a frozen weight, which has none, itself."""
+    weight = weights[name]
+    names = [name] if name in averages else (one for one in averages if _is_same(weights.get(one), weight))
+    # Averages of weights in bfloat16 are saved in float32.
+    return next((averages[one].to(weight.dtype) for one in names), weight)
+
+
+def _is_same(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(one, other)
 
 
 def _is_schedule_free(state: dict[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composer.algorithms import GatedAttention, GatedLinearUnits, QKNorm, ValueResidual
+from composer.algorithms import EMA, GatedAttention, GatedLinearUnits, QKNorm, ValueResidual
 from composer.models import HuggingFaceModel
 from fixtures import small_run
 
@@ -58,3 +58,18 @@ def test_resume_is_exact(tmp_path, make):
     assert [name for (name, one), other in pairs if not torch.equal(one, other)] == []
     saved = expected.state.model.state_dict()
     assert 0 < len(saved) < len(expected.state.model.model.state_dict())
+
+
+def test_only_adapters_have_averages(tmp_path):
+    """EMA averages and saves what is trained, and continues with it bit for bit."""
+    expected = make_run(EMA("2ba"), save_folder=tmp_path, save_interval="2ba")
+    expected.fit()
+    [path] = tmp_path.glob("*-ba2")
+    resumed = make_run(EMA("2ba"), load_path=path)
+    resumed.fit()
+
+    averages, others = (one.state.algorithms[0].state_dict()["averaged_weights"] for one in (expected, resumed))
+    trained = {name for name, one in expected.state.model.named_parameters() if one.requires_grad}
+    assert averages.keys() == others.keys()
+    assert averages.keys() & dict(expected.state.model.named_parameters()).keys() == trained
+    assert all(torch.equal(average, others[name]) for name, average in averages.items())
