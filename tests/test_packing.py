@@ -297,6 +297,7 @@ def test_metrics_are_those_of_separate_documents(output):
     assert float(found["eval"]["LanguageCrossEntropy"]) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:SeqLengthWarmup.* cuts sequences of 16 tokens")
 @pytest.mark.parametrize("output", ["position_ids", "mask", "cu_seqlens"])
 @pytest.mark.parametrize("truncate", [True, False])
 def test_shorter_sequences_keep_the_documents_apart(output, truncate):

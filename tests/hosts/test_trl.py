@@ -112,7 +112,7 @@ def test_loss_in_chunks(tmp_path, construct):
 
 def test_shorter_sequences(tmp_path):
     """An algorithm that changes batches changes what TRL trains on."""
-    weights = train(tmp_path, [SeqLengthWarmup(min_seq_length=2, max_seq_length=8, step_size=1)]).model.state_dict()
+    weights = train(tmp_path, [SeqLengthWarmup(min_seq_length=2, max_seq_length=11, step_size=1)]).model.state_dict()
     with pytest.raises(AssertionError, match="weights differ"):
         assert_same(weights, train(tmp_path).model.state_dict())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import ClassVar
 
 import attrs
@@ -9,8 +10,9 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.core import Algorithm, Event, Logger, Stage, State
-from composer.core.checks import integer, is_flag
+from composer.core.checks import caller_level, integer, is_flag
 from composer.core.declarations import owned
+from composer.core.saving.components import transient
 
 _LENGTH = "It is a number of tokens."
 
@@ -26,7 +28,8 @@ class SeqLengthWarmup(Algorithm):
     Args:
         duration: The fraction of the training during which the length grows, in ``[0, 1]``.
         min_seq_length: The first length.
-        max_seq_length: The last length.
+        max_seq_length: The last length, to which longer sequences are cut in the rest of the training, too, with a
+            warning.
         step_size: The step by which the length grows.
         truncate: Truncate sequences; otherwise fold them into more and shorter ones.
         preserve_end_of_sequence: Whether a truncated sequence keeps its last token.
@@ -47,6 +50,8 @@ class SeqLengthWarmup(Algorithm):
     truncate: bool = attrs.field(default=True, validator=is_flag)
     preserve_end_of_sequence: bool = attrs.field(default=False, validator=is_flag)
 
+    _has_warned: bool = transient(default=False)
+
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = {"batch", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch"}
@@ -64,8 +69,17 @@ class SeqLengthWarmup(Algorithm):
         """Shorten the sequences of the batch to the current length."""
         length = self.length_at(elapsed_duration(self, state))
         before = state.batch
+        found = before["input_ids"].shape[1]
+        # If both lengths are equal, a constant one is chosen.
+        if found > self.max_seq_length > self.min_seq_length and self.truncate and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{self!r} cuts sequences of {found} tokens to max_seq_length={self.max_seq_length} in the entire "
+                f"training, also after the warm-up. Set max_seq_length={found} to train on all tokens.",
+                stacklevel=caller_level(),
+            )
         state.batch = cf.set_batch_sequence_length(before, length, self.truncate, self.preserve_end_of_sequence)
-        self.acted += length < before["input_ids"].shape[1]
+        self.acted += length < found
         logger.log_metrics({"seq_length_warmup/curr_seq_len": length})
 
     def length_at(self, elapsed: float) -> int:
