@@ -77,3 +77,22 @@ def test_missing_max_duration_raises(deep, make_engine, end_epoch):
 
     with pytest.raises(ValueError, match="max_duration"):
         end_epoch(engine)
+
+
+@pytest.mark.parametrize("in_epoch", [0, 1])
+def test_a_longer_fit_begins_with_the_present_fraction(deep, make_engine, step, batch, end_epoch, in_epoch):
+    """Layers that were frozen at the end of a fit are trained again if the next one is longer, from its start on."""
+    engine = make_engine(deep(), LayerFreezing(), max_duration="4ep")
+    for _ in range(4):
+        step(engine, batch)
+        end_epoch(engine)
+    for _ in range(in_epoch):
+        step(engine, batch)
+    assert frozen_layers(engine) == [True, True, True, True, False]
+
+    engine.run_event("fit_start")
+    assert frozen_layers(engine) == [True, True, True, True, False]
+    engine.state.max_duration = "16ep"
+    engine.run_event("fit_start")
+
+    assert frozen_layers(engine) == [False] * 5

@@ -68,6 +68,8 @@ class LayerFreezing(Algorithm):
             self._frozen_at = elapsed_duration(self, state)
         elif not state.timestamp.count(TimeUnit.BATCH):
             self._frozen_at = None  # a training starts, possibly another one
+        elif self._frozen_at is not None:  # a fraction of the former duration, if this fit is longer
+            self._frozen_at = min(self._frozen_at, elapsed_duration(self, state))
         # At the start of a fit, layers that are not due are unfrozen.
         depth, fraction = cf.freeze_layers(
             state.model, state.optimizers, self._frozen_at or 0.0, self.freeze_start, self.freeze_level
