@@ -36,7 +36,7 @@ class TestSeqLengthWarmup:
         ],
     )
     def test_last_length_below_that_of_the_data(self, tokens, sizes_over_a_training, settings, warns):
-        """Tokens lost after the warm-up, too, give one warning with the setting; with a constant length there is none."""
+        """Tokens lost after the warm-up, too, give one warning with the setting; a constant length gives none."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             sizes_over_a_training(SeqLengthWarmup(0.5, min_seq_length=8, **settings), tokens, len)
