@@ -24,21 +24,35 @@ class ImageAugmentation(Algorithm):
     batch: bool
     _transform: Any
 
-    runs_at: ClassVar = {Event.FIT_START: Stage.AUGMENT, Event.AFTER_DATALOADER: Stage.AUGMENT}
+    runs_at: ClassVar = dict.fromkeys((Event.FIT_START, Event.AFTER_DATALOADER, Event.FIT_END), Stage.AUGMENT)
     reads: ClassVar = FieldsByEvent(
-        {Event.FIT_START: {"train_dataloader", "evaluators"}, Event.AFTER_DATALOADER: {"batch.input"}}
+        {
+            Event.FIT_START: {"train_dataloader", "evaluators"},
+            Event.AFTER_DATALOADER: {"batch.input"},
+            Event.FIT_END: {"train_dataloader"},
+        }
     )
-    writes: ClassVar = FieldsByEvent({Event.FIT_START: {"train_dataloader"}, Event.AFTER_DATALOADER: {"batch.input"}})
+    writes: ClassVar = FieldsByEvent(
+        {
+            Event.FIT_START: {"train_dataloader"},
+            Event.AFTER_DATALOADER: {"batch.input"},
+            Event.FIT_END: {"train_dataloader"},
+        }
+    )
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
-        """Return the event at which it runs: after each batch is loaded, or once for the dataset."""
-        event = Event.AFTER_DATALOADER if self.batch else Event.FIT_START
-        return {event: self.runs_at[event]}
+        """Return the events at which it runs: after each batch is loaded, or at both ends of a fit for the dataset."""
+        return {
+            event: stage for event, stage in self.runs_at.items() if self.batch is (event is Event.AFTER_DATALOADER)
+        }
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Augment the batch, or add a transform to the training dataset."""
+        """Augment the batch, or add a transform to the training dataset until the end of the fit."""
         if event is Event.AFTER_DATALOADER:
             self.augment_batch(state)
+            return
+        if event is Event.FIT_END:
+            _restore(_unwrap(getattr(state.train_dataloader, "dataset", None))[1])
             return
         if self._transform is None:
             self._transform = self.make_transform()
@@ -62,8 +76,12 @@ _CONVERTERS = frozenset(
 )
 
 
+_BEFORE = "_composer_transforms_before_fit"
+"""The attribute of a dataset with the identity of the state of a fit, and the transforms before it."""
+
+
 def _add_transform(algorithm: Algorithm, transform: Any, state: State) -> None:
-    """Add ``transform`` to the transforms of the training dataset, once.
+    """Add ``transform`` to the transforms of the training dataset, once in a fit.
 
     It comes before the first transform that returns a tensor, or at the end of a ``Compose``, and before a single
     function, which may return a tensor, too. The dataset of a :class:`torch.utils.data.Subset` is copied, so that other
@@ -91,8 +109,10 @@ def _add_transform(algorithm: Algorithm, transform: Any, state: State) -> None:
             f"{name} would change the images of the evaluation as well, which uses the same dataset object. "
             "Create a second one, without augmentation, for evaluation."
         )
+    if vars(dataset).get(_BEFORE, (id(state),))[0] != id(state):
+        _restore(dataset)  # after a fit that failed
     if any(each is transform for each in _steps(dataset.transform)):
-        return  # added by an earlier fit
+        return  # added by an earlier fit that failed
     if any(type(each) is type(transform) for each in _steps(dataset.transform)):
         warn_of_no_effect(
             f"{algorithm!r} changed nothing: the dataset already applies a {type(transform).__name__}. Remove one."
@@ -100,7 +120,15 @@ def _add_transform(algorithm: Algorithm, transform: Any, state: State) -> None:
         return
     if subset is not None:
         dataset = subset.dataset = copy.copy(dataset)
+    before = {name: getattr(dataset, name) for name in ("transform", "transforms") if hasattr(dataset, name)}
+    vars(dataset).setdefault(_BEFORE, (id(state), before))
     _set_pipeline(dataset, _with(transform, dataset.transform))
+
+
+def _restore(dataset: Any) -> None:
+    """Give a dataset the transforms that it had before the algorithms of a fit added theirs."""
+    for name, value in getattr(dataset, "__dict__", {}).pop(_BEFORE, (0, {}))[1].items():
+        setattr(dataset, name, value)
 
 
 def _unwrap(dataset: Any) -> tuple[Any, Any]:

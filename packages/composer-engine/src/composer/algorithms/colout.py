@@ -61,11 +61,9 @@ class ColOut(ImageAugmentation):
     box_format: str = attrs.field(default="xyxy", validator=BOX_FORMAT)
     _transform: Any = transient(default=None)
 
-    runs_at: ClassVar = {Event.FIT_START: Stage.RESHAPE, Event.AFTER_DATALOADER: Stage.RESHAPE}
-    reads: ClassVar = FieldsByEvent(
-        {Event.FIT_START: {"train_dataloader", "evaluators"}, Event.AFTER_DATALOADER: {"batch"}}
-    )
-    writes: ClassVar = FieldsByEvent({Event.FIT_START: {"train_dataloader"}, Event.AFTER_DATALOADER: {"batch"}})
+    runs_at: ClassVar = dict.fromkeys(ImageAugmentation.runs_at, Stage.RESHAPE)
+    reads: ClassVar = FieldsByEvent({**ImageAugmentation.reads.by_event, Event.AFTER_DATALOADER: {"batch"}})
+    writes: ClassVar = FieldsByEvent({**ImageAugmentation.writes.by_event, Event.AFTER_DATALOADER: {"batch"}})
 
     def __attrs_post_init__(self) -> None:
         is_idle = self.p_row == self.p_col == 0
