@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -13,11 +14,20 @@ from torch import Tensor, nn
 from composer.algorithms._idle import warn_if_idle
 from composer.algorithms._scores import class_scores, shifts_labels
 from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State, get_precision_context
-from composer.core.checks import number, one_of
+from composer.core.checks import caller_level, number, one_of
 from composer.core.data.batches import BatchKey, batch_get
 from composer.core.saving.components import transient
 from composer.core.saving.model_state import bare_model
 from composer.functional.training.distillation import mean_where, soft_losses
+from composer.functional.transformers_loss import classes_last
+
+_INDEPENDENT = frozenset(
+    """
+    BCEWithLogitsLoss binary_cross_entropy_with_logits MultiLabelSoftMarginLoss multi_label_classification regression
+    MSELoss mse_loss L1Loss l1_loss SmoothL1Loss smooth_l1_loss HuberLoss huber_loss
+    """.split()  # noqa: SIM905  (a list would take a line for each name)
+)
+"""Losses, and types of problems in Transformers' configurations, that take each score alone."""
 
 
 def _check_teacher(_: object, __: object, teacher: Any) -> None:
@@ -46,7 +56,7 @@ class Distillation(Algorithm):
 
     A teacher with a method ``loss``, as of :class:`composer.models.ComposerModel`, is called with the batch. Any other
     is called with one item of the batch or, if that is a dictionary, with its items by name, without labels. Labels
-    that are ignored (negative) do not count for the teacher's scores, either.
+    that are ignored (negative, or the model's ``loss_ignore_index``) do not count for the teacher's scores, either.
 
     Args:
         teacher: A trained model of the same classes; it is moved to the model's device at the start of a fit.
@@ -79,6 +89,7 @@ class Distillation(Algorithm):
     target_key: BatchKey | None = None
     _soft: Any = transient(default=None)
     _shifts: bool = transient(default=False)
+    _has_checked: bool = transient(default=False)
     _seen: dict[str, Any] = transient(factory=dict)
     _hooks: list[Any] = transient(factory=list)
 
@@ -156,7 +167,10 @@ class Distillation(Algorithm):
         key = ("labels" if is_mapping else 1) if self.target_key is None else self.target_key
         target = None if is_mapping and key not in state.batch else batch_get(state.batch, key)
         scores, teacher_scores = _scores(state.outputs, target), _scores(teacher_outputs, target)
-        counts = _counted(target, scores, self._shifts)
+        if not self._has_checked and self.kind == "kl" and self.weight:
+            self._has_checked = True
+            _warn_of_independent(scores, target, state.model)
+        counts = _counted(target, scores, self._shifts, getattr(state.model, "loss_ignore_index", -100))
         soft = mean_where(soft_losses(scores, teacher_scores, self.temperature, self.kind), counts)
         total = self.weight * soft
         for name, other in self.features.items():
@@ -188,18 +202,32 @@ class Distillation(Algorithm):
 
 
 def _scores(outputs: Any, target: Any) -> Tensor:
+    scores: Tensor = outputs["logits"].movedim(-1, 1) if isinstance(outputs, Mapping) and target is None else outputs
     if target is not None:
-        return class_scores(outputs, target, detaches=False)[0]
-    scores: Tensor = outputs["logits"].movedim(-1, 1) if isinstance(outputs, Mapping) else outputs
+        scores, is_last = class_scores(outputs, target, detaches=False)
+        if is_last and (len(scores), *scores.shape[2:]) != target.shape:  # of masks, resized as in Transformers' losses
+            scores = classes_last(scores.movedim(1, -1), target).movedim(-1, 1)
     return scores
 
 
-def _counted(target: Any, scores: Tensor, shifts: bool) -> Tensor | None:
+def _warn_of_independent(scores: Tensor, target: Any, model: Any) -> None:
+    """Warn of labels or values that do not exclude each other, for which the classes of a sample are compared."""
+    loss, config = getattr(model, "loss_fn", None), getattr(model, "config", None)
+    name = getattr(config, "problem_type", None) or getattr(loss, "__name__", type(loss).__name__)
+    if name in _INDEPENDENT and scores.ndim > 1 < scores.shape[1] and getattr(target, "shape", None) == scores.shape:
+        warnings.warn(
+            f"Distillation(kind='kl') compares distributions over the scores of a sample, of which the model's loss, "
+            f"{name}, takes each alone: their level is not taught. Set kind='mse', unless exactly one label is true.",
+            stacklevel=caller_level(),
+        )
+
+
+def _counted(target: Any, scores: Tensor, shifts: bool, ignored: int) -> Tensor | None:
     """Return which targets count, shape ``(N, ...)`` as the scores without classes; None for all."""
     places = (len(scores), *scores.shape[2:])
     if not isinstance(target, Tensor) or target.is_floating_point() or target.shape != places:
         return None
-    counts = target >= 0
+    counts = (target >= 0) & (target != ignored)
     if shifts:  # the label of a position belongs to the scores of the previous one
         counts = counts.roll(-1, 1)
         counts[:, -1] = False

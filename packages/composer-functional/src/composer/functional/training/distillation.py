@@ -71,6 +71,8 @@ def soft_losses(student: Tensor, teacher: Tensor, temperature: float, kind: str)
             f"teacher_logits must have the shape (N, C, ...) of student_logits, {tuple(student.shape)}, got "
             f"{tuple(teacher.shape)}. Choose a teacher of the same C classes, in the same order."
         )
+    if student.ndim == 1:  # one logit for each sample
+        student, teacher = student[:, None], teacher[:, None]
     dtype = torch.promote_types(torch.promote_types(student.dtype, teacher.dtype), torch.float32)
     student, teacher = student.to(dtype), teacher.detach().to(dtype)
     if kind == "mse":
