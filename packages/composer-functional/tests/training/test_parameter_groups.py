@@ -157,6 +157,16 @@ def vit():
     return transformers.ViTForImageClassification(config)
 
 
+@pytest.mark.parametrize("name", ["relative_position_bias_table", "pos", "pos_embed"])
+def test_positions_of_two_dimensions(name):
+    """Positions of a model's own do not decay, as in the lists of timm's models; other products do."""
+    model = nn.Module()
+    model.register_parameter(name, nn.Parameter(torch.ones(9, 4)))
+    model.table = nn.Parameter(torch.ones(9, 4))
+
+    assert {key: decay for key, (_, decay) in grouped(model).items()} == {name: 0.0, "table": WEIGHT_DECAY}
+
+
 class TestTransformers:
     @pytest.mark.parametrize("make", [bert, gpt2, llama])
     def test_names_without_decay(self, make):

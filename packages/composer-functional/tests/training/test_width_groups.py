@@ -57,6 +57,12 @@ class TestRules:
         for name in ("blocks.0.1.weight", "blocks.4.3.weight", "head.weight"):
             assert found[name] == pytest.approx((1 / 3, 0.3))
 
+    def test_decoupled_decay(self):
+        """Optimizers that do not multiply the decay by the rate get the same one for each width."""
+        found = rates(Mlp(64), Mlp(16), decoupled=True)
+
+        assert {decay for name, (_, decay) in found.items() if name.endswith("1.weight")} == {0.1}
+
     def test_fan_in_differs_from_fan_out(self):
         """The inputs decide, also of convolutions; an input layer keeps its rate."""
 

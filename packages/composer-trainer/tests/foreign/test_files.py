@@ -4,11 +4,13 @@ import fsspec
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from composer.checkpoint import CheckpointError, load_checkpoint
 from composer.core import State
 from composer.foreign import ForeignFile
 from composer.foreign.files import source_of
+from composer.models import ComposerClassifier, HuggingFaceModel
 
 
 def test_names_with_the_ending_of_files(tmp_path):
@@ -49,6 +51,37 @@ def test_weights_of_a_compiled_model(tmp_path):
     load_checkpoint(ForeignFile(tmp_path / "weights.pt"), State(model), weights_only=True)
 
     assert model[0].weight.equal(saved[0].weight)
+
+
+def test_file_of_transformers(tmp_path):
+    """A folder of save_pretrained has the names of the network, and tied weights once; the wrapper gets all."""
+    config = GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    saved, model = GPT2LMHeadModel(config), HuggingFaceModel(GPT2LMHeadModel(config))
+    saved.save_pretrained(tmp_path)
+
+    load_checkpoint(ForeignFile(tmp_path / "model.safetensors"), State(model), weights_only=True)
+
+    assert all(one.equal(saved.state_dict()[name]) for name, one in model.model.state_dict().items())
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "module."])
+def test_names_with_the_prefix_of_a_wrapper(prefix, tmp_path):
+    """A network in another wrapper, such as a LightningModule, is loaded into ComposerClassifier."""
+    saved, model = nn.Sequential(nn.Linear(2, 2)), ComposerClassifier(nn.Sequential(nn.Linear(2, 2)), num_classes=2)
+    torch.save({"state_dict": {prefix + name: one for name, one in saved.state_dict().items()}}, tmp_path / "one.ckpt")
+
+    load_checkpoint(ForeignFile(tmp_path / "one.ckpt"), State(model), weights_only=True)
+
+    assert model.module[0].weight.equal(saved[0].weight)
+
+
+def test_no_name_of_the_model(tmp_path):
+    """Nothing would be loaded, also where differences are allowed."""
+    torch.save({"features.weight": torch.ones(2)}, tmp_path / "weights.pt")
+
+    options = {"weights_only": True, "strict_model_weights": False}
+    with pytest.raises(CheckpointError, match=r"its names are features\.weight …, not weight, bias …"):
+        load_checkpoint(ForeignFile(tmp_path / "weights.pt"), State(nn.Linear(2, 2)), **options)
 
 
 def test_path_of_a_file_where_a_checkpoint_is_expected(tmp_path):

@@ -331,3 +331,17 @@ class TestCounts:
             assert [*itertools.chain(*(part["document_lengths"] for part in parts))] == batch["document_lengths"]
         shorter = cf.set_batch_sequence_length(batch, 4)
         assert count_tokens(shorter) == sum(min(4, sum(row)) for row in batch["document_lengths"])
+
+
+def test_persistent_workers_receive_the_epoch():
+    """The rows of a later epoch come from workers that began in an earlier one, as from the data set itself."""
+    packed = pack_sequences([{"input_ids": one} for one in DOCUMENTS], 64, too_long="truncate")
+    loader = DataLoader(packed, batch_size=4, num_workers=1, persistent_workers=True)
+    epochs = []
+    for epoch in range(2):
+        packed.set_epoch(epoch)
+        epochs.append([batch["input_ids"] for batch in loader])
+    expected = [batch["input_ids"] for batch in DataLoader(packed, batch_size=4)]
+
+    assert all(map(torch.equal, epochs[1], expected))
+    assert not all(map(torch.equal, epochs[0], expected))

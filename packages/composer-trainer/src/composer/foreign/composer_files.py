@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import datetime
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -39,7 +40,8 @@ _RENAMED = (
 def names_here(names: Iterable[str], own: Collection[str]) -> dict[str, str]:
     """Return the names in the model of the weights in a file.
 
-    They may begin with ``module.`` or ``_orig_mod.`` on one side only, and Composer's algorithms rename weights.
+    They may begin with ``module.``, ``model.`` or ``_orig_mod.`` on one side only, as wrappers name a network, and
+    Composer's algorithms rename weights.
 
     Args:
         names: The names in the file.
@@ -53,7 +55,9 @@ def names_here(names: Iterable[str], own: Collection[str]) -> dict[str, str]:
         {'0.conv.weight': '0.conv.weight', '1.module0.weight': '1.first.weight'}
     """
     bare = {name: bare_name(name).removeprefix("module.") for name in names}
-    candidates = [{name: name for name in bare}, bare, {name: f"module.{new}" for name, new in bare.items()}]
+    candidates = [{name: name for name in bare}]
+    for left_out, added in itertools.product(("", "model."), ("", "module.", "model.")):
+        candidates.append({name: added + new.removeprefix(left_out) for name, new in bare.items()})
     chosen = max(candidates, key=lambda candidate: len({*candidate.values()} & {*own}))
     renamed = _renamed(chosen.values(), own)
     return {name: renamed[new] for name, new in chosen.items() if new in renamed}

@@ -15,6 +15,7 @@ from composer.checkpoint.folders import is_remote, local_path, open_folder, spli
 from composer.checkpoint.loading import SavedRun, Source
 from composer.checkpoint.manifest import MANIFEST
 from composer.core import State
+from composer.core.saving.model_state import first_names
 from composer.distributed import from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_in_all_processes
 from composer.foreign.composer_files import ComposerFile, names_here
@@ -63,9 +64,16 @@ class ForeignFile(Source):
             raise CheckpointError(
                 self.path, "is a file of weights, not a checkpoint; set weights_only (load_weights_only of a Trainer)."
             )
-        names = names_here(weights, run.get_model_state_dict())
+        names = names_here(weights, expected := run.get_model_state_dict())
         if composer is None:
-            return SavedRun(self.path, {"model": {new: weights[name] for name, new in names.items()}})
+            if expected.keys().isdisjoint(names.values()):
+                theirs, here = (", ".join([*some][:3]) for some in (weights, expected))
+                raise CheckpointError(self.path, f"has no weight of the model: its names are {theirs} …, not {here} …")
+            found, first = {new: weights[name] for name, new in names.items()}, first_names(run.model)
+            tied = {first[name]: weight for name, weight in found.items() if name in first}  # a file may have it once
+            return SavedRun(
+                self.path, {"model": {name: tied[one] for name, one in first.items() if one in tied} | found}
+            )
         ignored = composer.ignored(run)
         if weights_only:
             data = composer.model(names, averaged=True)

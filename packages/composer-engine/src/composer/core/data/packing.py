@@ -142,7 +142,9 @@ class PackedDataset(Dataset[dict[str, Any]]):
     """The rows of a data set with a length."""
 
     def __init__(self, dataset: Any, packing: _Packing, lengths: Sequence[int] | None) -> None:
-        self.dataset, self.packing, self.epoch = dataset, packing, 0
+        self.dataset, self.packing = dataset, packing
+        # Persistent workers of a loader share its memory.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         if lengths is None:
             lengths = measure_documents(_document(dataset[at], f"dataset[{at}]") for at in range(len(dataset)))
         if len(lengths) != len(dataset) or len(lengths) == 0:
@@ -155,16 +157,21 @@ class PackedDataset(Dataset[dict[str, Any]]):
         ]
         self._planned: tuple[int, list[list[int]]] = (-1, [])
 
+    @property
+    def epoch(self) -> int:
+        """The epoch, on which the choice of documents that share a row depends."""
+        return int(self._epoch)
+
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, on which the choice of documents that share a row depends."""
-        self.epoch = epoch
+        """Set the epoch, here and in the data sets within that have this method."""
+        self._epoch.fill_(epoch)
         for one in by_epoch(self.dataset):
             one.set_epoch(epoch)
 
     def _rows(self) -> list[list[int]]:
-        if self._planned[0] != self.epoch:
+        if self._planned[0] != (epoch := self.epoch):
             sizes = [end - start for _, start, end in self._parts]
-            self._planned = (self.epoch, self.packing.rows(sizes, self.epoch))
+            self._planned = (epoch, self.packing.rows(sizes, epoch))
         return self._planned[1]
 
     def __len__(self) -> int:

@@ -24,8 +24,9 @@ def parameter_groups(
 
     Without weight decay are biases and other parameters of at most one dimension, the parameters of norms and of the
     modules in ``no_decay``, and those that broadcast over a batch: parameters ``(1, ...)`` of modules other than linear
-    layers and convolutions, such as class tokens and positions, and scales ``(C, 1, 1)``. Those that a model itself
-    lists in ``no_weight_decay()``, as models of timm do, are without decay, too.
+    layers and convolutions, such as class tokens and positions, and scales ``(C, 1, 1)``; and such parameters of any
+    shape whose names begin with ``pos`` or contain ``position``. Those that a model itself lists in
+    ``no_weight_decay()``, as models of timm do, are without decay, too.
 
     With ``layer_decay``, the learning rate of depth ``d`` of ``D`` is ``lr * layer_decay ** (D - d)`` (Bao et al. 2021,
     arXiv:2106.08254, section A.4). What comes before the first block has depth 0, block ``k`` depth ``k``, and what
@@ -113,10 +114,11 @@ def undecayed(model: nn.Module, types: tuple[type, ...]) -> set[int]:
             own = dict(module.named_parameters(remove_duplicate=False))
             found |= {id(own[name]) for name in listed() if name in own}
         is_plain = isinstance(module, (*NORMS, *types))
-        for parameter in module.parameters(recurse=False):
+        for name, parameter in module.named_parameters(recurse=False):
+            is_position = "position" in name or name.partition("_")[0] == "pos"
             broadcasts = parameter.ndim <= 1 or (
                 not isinstance(module, PRODUCTS)
-                and (parameter.shape[0] == 1 or parameter.numel() == max(parameter.shape))
+                and (is_position or parameter.shape[0] == 1 or parameter.numel() == max(parameter.shape))
             )
             if is_plain or broadcasts:
                 found.add(id(parameter))

@@ -27,6 +27,7 @@ def width_groups(
     weight_decay: float = 0.0,
     no_decay: Iterable[type[nn.Module]] = _EMBEDDINGS,
     embedding_exponent: float = 0.0,
+    decoupled: bool = False,
 ) -> list[dict[str, Any]]:
     """Return groups for Adam with the learning rates of a small model, scaled to a wider one (arXiv:2203.03466).
 
@@ -48,6 +49,8 @@ def width_groups(
         no_decay: Types of modules whose own parameters do not decay.
         embedding_exponent: Embeddings have the rate ``lr * (base_width / width) ** embedding_exponent``: 0 in µP, 0.5
             in u-µP (arXiv:2407.17465).
+        decoupled: Whether the optimizer does not multiply the decay by the rate, as ``DecoupledAdamW``: all groups have
+            the same decay then.
 
     Returns:
         Groups with ``"params"``, ``"lr"`` and ``"weight_decay"``.
@@ -79,7 +82,7 @@ def width_groups(
             factor = (shape[1] / parameter.shape[1]) ** embedding_exponent
         elif id(parameter) not in vectors:
             factor = _fan_in(_owner(base_model, base_name), name, shape) / _fan_in(layer, name, parameter.shape)
-        decay = 0.0 if id(parameter) in without else weight_decay / factor
+        decay = 0.0 if id(parameter) in without else weight_decay if decoupled else weight_decay / factor
         group = groups.setdefault((factor, decay), {"params": [], "lr": lr * factor, "weight_decay": decay})
         group["params"].append(parameter)
     if not groups:
