@@ -33,6 +33,13 @@ class WithoutIndex(nn.Module):
         return images[:, 1:]
 
 
+class Transposed(nn.Module):
+    """Returns scores of tokens as ``(N, C, L)``."""
+
+    def forward(self, scores):
+        return scores.movedim(-1, 1)
+
+
 def make_model():
     torch.manual_seed(0)
     network = nn.Sequential(WithoutIndex(), nn.Linear(63, 16), nn.Tanh(), nn.Linear(16, 10)).double()
@@ -99,6 +106,30 @@ class TestSteps:
     def test_microbatches_make_no_difference(self, run):
         """With microbatches of five samples, the weights are equal up to rounding."""
         torch.testing.assert_close(weights(fit(device_train_microbatch_size=5)), run[1], rtol=1e-12, atol=1e-12)
+
+    def test_microbatches_of_labels_that_are_counted(self):
+        """Of tokens with ignored labels, also where a microbatch has none, the loss is the mean over the samples."""
+        torch.manual_seed(0)
+        inputs, labels = torch.randn(16, 6, 4, dtype=torch.float64), torch.randint(3, (16, 6))
+        labels[::3, 1:], labels[:8, 3:], labels[12:] = -100, -100, -100
+        ends = []
+        for size in (None, 4, 3):
+            torch.manual_seed(0)
+            tokens = nn.Sequential(nn.Linear(4, 3), Transposed()).double()
+            model, data = ComposerClassifier(tokens, num_classes=3), InfoBatchDataset(TensorDataset(inputs, labels))
+            trained(
+                model=model,
+                train_dataloader=DataLoader(data, 16, sampler=data.sampler),
+                optimizers=torch.optim.SGD(model.parameters(), lr=1.0),
+                algorithms=[InfoBatch(annealing=0.0)],
+                max_duration="3ep",
+                device_train_microbatch_size=size,
+                seed=3,
+            )
+            ends.append(tokens[0].weight.detach())
+
+        assert ends[0].isfinite().all()
+        torch.testing.assert_close(ends[1:], 2 * ends[:1], rtol=1e-12, atol=1e-12)
 
     def test_workers_make_no_difference(self, run):
         """With two workers, the weights are bit-identical."""

@@ -31,9 +31,9 @@ class Model(nn.Module):
         return cross_entropy(outputs, batch[self.keys[1]], reduction=reduction)
 
 
-def select(model, batch, batch_in_epoch=0, epochs=6, **settings):
+def select(model, batch, batch_in_epoch=0, epochs=6, microbatch_size=None, **settings):
     """Return the batch after AFTER_DATALOADER of a batch at six tenths of the training."""
-    state = State(model=model, max_duration="10ep")
+    state = State(model=model, max_duration="10ep", device_train_microbatch_size=microbatch_size)
     engine = Engine(state, algorithms=SelectiveBackprop(**settings))
     for _ in range(epochs):
         state.timestamp = state.timestamp.to_next_batch(samples=8).to_next_epoch()
@@ -118,6 +118,46 @@ def test_loss_without_reduction_argument_raises(samples):
 
     with pytest.raises(TypeError, match="reduction='none'"):
         select(Mean(), samples)
+
+
+@pytest.mark.parametrize("size", [None, 3, 8, 20])
+def test_extra_passes_have_the_size_of_microbatches(samples, size):
+    """The samples are the same, and no forward pass has more of them than the training has; all is split."""
+
+    class Counting(Model):
+        def __init__(self):
+            super().__init__()
+            self.sizes = []
+
+        def forward(self, batch):
+            assert len(batch[0]) == len(batch[1]) == len(batch[2])
+            self.sizes.append(len(batch[0]))
+            return super().forward(batch)
+
+    model, batch = Counting(), (*samples, torch.arange(8))
+    expected = hardest(model, batch, 4)
+    model.sizes.clear()
+    chosen = select(model, batch, microbatch_size=size)
+
+    assert model.sizes == ([3, 3, 2] if size == 3 else [8])
+    assert torch.equal(chosen[2], expected)
+
+
+def test_equally_many_passes_in_all_processes():
+    """A process with fewer samples repeats one, whose loss is left out, as processes may communicate in each pass."""
+    passes = []
+
+    class Counting(Given):
+        def forward(self, batch):
+            passes.append(len(batch[0]))
+            return super().forward(batch)
+
+    gather = lambda own: [own, 5]  # noqa: E731
+    state = State(model=Counting(), max_duration="1ep", device_train_microbatch_size=2, gather=gather)
+    state.batch = (torch.tensor([1.0, 3.0, 2.0]), torch.arange(3))
+
+    assert select_in(state, keep=0.4) == [1]
+    assert passes == [1] * 5
 
 
 def test_precedes_augmentation():

@@ -1,6 +1,7 @@
 """StochasticDepth: residual blocks are skipped at random."""
 
 import pytest
+from torch import nn
 
 from composer import functional as cf
 from composer.algorithms import StochasticDepth
@@ -29,6 +30,27 @@ class TestStochasticDepth(Surgery):
             engine.state.timestamp = engine.state.timestamp.to_next_batch(samples=4)
 
         assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.4])
+
+    def test_the_model_is_searched_only_while_rates_change(self):
+        """Steps after the warm-up do not iterate over the modules."""
+
+        class Counting(nn.Sequential):
+            searches = 0
+
+            def modules(self):
+                self.searches += 1
+                return super().modules()
+
+        model = Counting(bottlenecks())
+        engine, searches = start(model, StochasticDepth("ResNetBottleneck", drop_rate=0.4, drop_warmup=0.5)), []
+        engine.state.max_duration = "8ba"
+        for _ in range(8):
+            model.searches = 0
+            engine.run_event("batch_start")
+            searches.append(model.searches)
+            engine.state.timestamp = engine.state.timestamp.to_next_batch(samples=4)
+
+        assert [count > 0 for count in searches] == [False] + 4 * [True] + 3 * [False]  # of batch 0 after the load
 
     def test_rates_follow_the_clock_after_loading_and_restarting(self):
         """After loading, an evaluation uses the saved moment's rates; a restarted training warms up again."""

@@ -248,7 +248,11 @@ class InfoBatch(Algorithm):
         self._losses, self._weights = send(self._losses, losses.device), send(self._weights, losses.device)
         if state.batch_counts:
             self._losses[indices] = losses.detach().to(self._losses.dtype)
-        state.loss = (losses * self._weights[indices]).mean() * state.loss_share
+        loss, weight = (losses * self._weights[indices]).mean() * state.loss_share, state.microbatch_weight
+        if self._num_processes == 1:  # the weight of a microbatch may be its share of the labels
+            weight = weight.clamp(min=1e-30) if isinstance(weight, Tensor) else max(weight, 1e-30)
+            loss = loss * (len(indices) / len(self._indices) / weight)
+        state.loss = loss
 
     def _store_scores(self, state: State) -> None:
         """Replace the scores of the samples of an epoch."""

@@ -14,7 +14,7 @@ from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.algorithms._sample_losses import check_processes, check_reduction
 from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State, TimeUnit, get_precision_context
 from composer.core.checks import integer, number, one_of
-from composer.core.data.batches import Batch, BatchKey, batch_set
+from composer.core.data.batches import Batch, BatchKey, batch_get, batch_set
 from composer.core.declarations import owned
 from composer.core.saving.components import transient
 from composer.functional.training.selective_backprop import count_samples, highest_losses, sample_losses
@@ -96,8 +96,36 @@ class SelectiveBackprop(Algorithm):
             return
         self._is_due = False
         check_reduction("SelectiveBackprop", state)
-        input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
-        batch, target_key = state.batch, self.target_key
+        batch, num_samples = state.batch, count_samples("input", state.batch_get_item(self.input_key))
+        size = state.device_train_microbatch_size
+        num_passes = -(-num_samples // size) if size else 1
+        if size and state.gather is not None:  # equally many in all processes, which may communicate in each pass
+            num_passes = max(state.gather(num_passes))
+        parts = [*torch.arange(num_samples).tensor_split(num_passes)]
+        with get_precision_context(state.precision, state.device.type):
+            # For an empty part a sample, whose loss is left out.
+            each = [self._losses(self._take(batch, part, num_samples), state)[: len(part)] for part in parts]
+        losses = torch.cat(each)
+        is_local = self.scope == "local" or state.gather is None
+        chosen = highest_losses(losses, self.keep) if is_local else self._choose_globally(losses, state)
+        if not len(chosen):
+            state.batch_counts = False  # the batch stays as it is, since some layers require several samples
+            return
+        state.batch = self._take(batch, chosen, num_samples)
+
+    def _take(self, batch: Batch, chosen: Tensor, num_samples: int) -> Batch:
+        """Return the chosen samples of a batch, or the first one."""
+        if len(chosen) == num_samples:
+            return batch
+        chosen = chosen if len(chosen) else torch.tensor([0])
+        taken = cf.take_samples(batch, chosen, num_samples)
+        for key in (self.input_key, self.target_key):
+            taken = batch_set(taken, key, cf.take_samples(batch_get(batch, key), chosen, num_samples))
+        return taken
+
+    def _losses(self, batch: Batch, state: State) -> Tensor:
+        """Return the losses of the samples of a batch, without gradients."""
+        target_key = self.target_key
 
         def compute_losses(outputs: Any, targets: dict[str, Any], reduction: str) -> Tensor:
             losses: Tensor = state.compute_loss(
@@ -105,20 +133,11 @@ class SelectiveBackprop(Algorithm):
             )
             return losses
 
-        num_samples = count_samples("input", input)
-        targets = {"target": target, "indices": torch.arange(num_samples)}
-        with get_precision_context(state.precision, state.device.type):
-            losses = sample_losses(
-                input, targets, _InputOnly(state, batch, self.input_key), compute_losses, self.scale_factor
-            )
-        is_local = self.scope == "local" or state.gather is None
-        chosen = highest_losses(losses, self.keep) if is_local else self._choose_globally(losses, state)
-        if not len(chosen):
-            state.batch_counts = False  # the batch stays as it is, since some layers require several samples
-            return
-        state.batch = cf.take_samples(batch, chosen, num_samples)
-        state.batch_set_item(self.input_key, cf.take_samples(input, chosen, num_samples))
-        state.batch_set_item(self.target_key, cf.take_samples(target, chosen, num_samples))
+        input = batch_get(batch, self.input_key)
+        targets = {"target": batch_get(batch, target_key), "indices": torch.arange(count_samples("input", input))}
+        return sample_losses(
+            input, targets, _InputOnly(state, batch, self.input_key), compute_losses, self.scale_factor
+        )
 
     def _choose_globally(self, losses: Tensor, state: State) -> Tensor:
         """Return the indices of this process's samples among the highest losses of all processes."""

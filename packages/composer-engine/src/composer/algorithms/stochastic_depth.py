@@ -14,6 +14,7 @@ from composer.algorithms._surgery import ModelSurgery
 from composer.core import Event, Logger, Stage, State, Time, TimeUnit
 from composer.core.checks import number, one_of
 from composer.core.declarations import owned
+from composer.core.saving.components import transient
 
 
 def _to_drop_warmup(given: Time | str | float) -> float:
@@ -57,6 +58,8 @@ class StochasticDepth(ModelSurgery):
     drop_distribution: str = attrs.field(default="linear", validator=one_of("linear", "uniform"))
     drop_warmup: float = attrs.field(default=0.0, converter=_to_drop_warmup, validator=FRACTION_OF_TRAINING)
 
+    _warm: float | None = transient(default=None)  # the part of the rates that the blocks have
+
     _kernel: ClassVar = staticmethod(cf.apply_stochastic_depth)
     runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD, Event.BATCH_START), Stage.ARCHITECTURE)
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
@@ -87,10 +90,14 @@ class StochasticDepth(ModelSurgery):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the blocks, or update their drop rates."""
         if event is not Event.INIT:
-            is_known = event is Event.BATCH_START or state.max_duration is not None
-            if is_known and cf.count_module_instances(state.model, cf.StochasticDepthBlock):
-                warm = min(1.0, elapsed_duration(self, state) / self.drop_warmup)
+            if event is Event.AFTER_LOAD and state.max_duration is None:
+                return
+            warm = min(1.0, elapsed_duration(self, state) / self.drop_warmup)
+            # Most steps come after the warm-up, and the walk through a large model takes a millisecond.
+            if warm != self._warm and cf.count_module_instances(state.model, cf.StochasticDepthBlock):
                 cf.set_drop_rates(state.model, self.drop_rate * warm, self.drop_distribution)
+            self._warm = warm
             return
+        self._warm = None
         report = self.replace(state, logger)
         logger.log_metrics({"stochastic_depth/num_stochastic_layers": len(report)})  # the name in MosaicML Composer
