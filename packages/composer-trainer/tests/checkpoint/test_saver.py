@@ -340,6 +340,28 @@ class TestKeeping:
         with pytest.raises(ValueError, match=re.escape(f"{METRIC!r}], got {metric!r}; did you mean {METRIC!r}?")):
             trainer.fit()
 
+    def test_one_name_for_all(self, make_trainer, tmp_path):
+        """The earlier checkpoint of a run is replaced, also after a resume, but not where it may be the best one."""
+        make_trainer(CheckpointSaver(tmp_path / "one", "model"), max_duration="1ep").fit()
+        make_trainer(CheckpointSaver(tmp_path / "one", "model"), load_path=tmp_path / "one" / "model").fit()
+
+        [only] = find_checkpoints(tmp_path / "one")
+        assert only.manifest.timestamp.batch == 15
+        with pytest.raises(CheckpointSaveError, match=r"run 'blur' at batch 5\. .* names with \{batch\} differ"):
+            make_trainer(
+                CheckpointSaver(tmp_path / "best", "model", keep_best=KeepBest(METRIC, 1)), evaluates=True
+            ).fit()
+
+    def test_values_of_other_data_do_not_count(self, make_trainer, tmp_path):
+        """An evaluation of given data does not change by which value a checkpoint is the best."""
+        saver = CheckpointSaver(tmp_path, keep_best=KeepBest(METRIC, 1))
+        trainer = make_trainer(saver, max_duration="2ep", evaluates=True)
+        trainer.fit()
+        before = trainer.state.eval_metric_values["eval"]["MulticlassAccuracy"]
+        found = trainer.eval(make_loader(40, seed=5))["eval"]["MulticlassAccuracy"]
+
+        assert trainer.state.eval_metric_values["eval"]["MulticlassAccuracy"] == before != found
+
     def test_keep_best(self, make_trainer, tmp_path):
         """The best checkpoint by a metric is kept next to the last."""
         values = iter([0.5, 0.9, 0.2, 0.3])

@@ -10,13 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import get_inverse_sqrt_schedule, get_wsd_schedule
 
 from composer import optim as schedules
 from composer.core import State, Timestamp
 from composer.loggers import InMemoryLogger
 from composer.optim import compile_composer_scheduler
-from fixtures import record, trained
+from fixtures import make_loader, record, small_run, trained
 
 EPOCHS, BATCHES = 6, 10
 TOTAL = EPOCHS * BATCHES
@@ -254,6 +255,21 @@ class TestWarmup:
 
         with warning if warns else contextlib.nullcontext():
             compile_composer_scheduler(schedule, state, ratio)
+
+
+@pytest.mark.parametrize("t_warmup", ["1ep", "0.5dur"])
+def test_warmup_of_epochs_without_a_length(t_warmup):
+    """Within an epoch of an unknown length the rate cannot rise, which gives a warning."""
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(make_loader(batch_size=None))
+
+    schedule = schedules.LinearWithWarmupScheduler(t_warmup, t_max="3ep")
+    loader = DataLoader(Stream(), batch_size=4)
+
+    with pytest.warns(UserWarning, match=rf"t_warmup={t_warmup} is in epochs of an unknown length: .* first epoch"):
+        small_run(train_dataloader=loader, schedulers=schedule, max_duration="2ep").fit()
 
 
 STEPS = 20

@@ -27,6 +27,25 @@ class Huge(Callback):
 
 
 class TestScaledLoss:
+    def test_schedule_after_a_skipped_first_step(self):
+        """The warning of torch about the order of steps, which a user cannot change, does not come."""
+        model = make_classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        trainer = small_run(
+            model=model,
+            optimizers=optimizer,
+            schedulers=schedule,
+            step_schedulers_every_batch=True,
+            precision="amp_fp16",
+            callbacks=Huge(0),
+            max_duration="3ba",
+        )
+
+        trainer.fit()
+
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
+
     def test_skipped_steps_are_counted(self):
         """A step with infinite gradients does not change weights, and is counted and logged."""
         log = InMemoryLogger()

@@ -286,6 +286,7 @@ class CheckpointSaver(Callback):
         self.wait()
         folder = self.open_folder(names.folder)
         snapshot = self._snapshot(state, names, extra, folder)
+        snapshot.replaces_earlier = self.keep_best is None  # else it may be the best one
         self._moment, self._pending = moment, snapshot
         finish = partial(self._run_folder.finish, folder, names)
         with self._repeatable():

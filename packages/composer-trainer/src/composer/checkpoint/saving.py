@@ -43,7 +43,7 @@ from composer.checkpoint.layout import (
 )
 from composer.checkpoint.manifest import LAYOUT, PROCESS_FILES, STATE, Content, FileRecord, Manifest, process_file
 from composer.checkpoint.reading import read_manifest
-from composer.core import State, TimeUnit, evaluation_weights
+from composer.core import State, evaluation_weights
 from composer.core.checks import shortened
 from composer.core.files import fill_in_run
 from composer.core.saving.codec import Record, plain
@@ -268,6 +268,7 @@ class Snapshot:
         timeout: Seconds to wait for other processes.
 
     Attributes:
+        replaces_earlier: Whether an earlier checkpoint of the run is replaced, if it has the name.
         number: The number of the save, by which its messages differ from those of one that has failed.
         until: The time until which to wait for other processes.
     """
@@ -280,6 +281,7 @@ class Snapshot:
     layout: Layout
     writers: Writers
     timeout: float = attrs.field(factory=lambda: ANSWER_TIMEOUT)
+    replaces_earlier: bool = attrs.field(default=False, init=False)
     number: int = attrs.field(init=False)
     until: float = attrs.field(init=False)
 
@@ -390,12 +392,14 @@ class Snapshot:
             raise CheckpointSaveError(folder.at(name), f"one of another release has its name: {error}") from None
         except CheckpointError:
             return
-        if not overwrite and _identity(existing) != _identity(self.manifest):
+        (*run, batch, _, _), now = _identity(existing), _identity(self.manifest)
+        is_earlier = self.replaces_earlier and run == [*now[:2]] and batch <= now[2]
+        if not overwrite and not is_earlier and _identity(existing) != now:
             raise CheckpointSaveError(
                 folder.at(name),
-                f"there is one already, of run {existing.run_name!r} at batch "
-                f"{existing.timestamp.count(TimeUnit.BATCH)}. Set overwrite (save_overwrite=True of a Trainer) to "
-                "replace it, or choose another folder or run_name.",
+                f"there is one already, of run {existing.run_name!r} at batch {batch}. Set overwrite "
+                "(save_overwrite=True of a Trainer) to replace it, or choose another folder or run_name; names with "
+                "{batch} differ within a run.",
             )
 
     def _write_files(self, draft: str) -> Message:

@@ -230,6 +230,13 @@ def warn_of_endless_warmup(schedule: WarmsUp, state: State, ssr: float) -> None:
         _, (warmup, whole) = position(state, span, (WHOLE_TRAINING, 1.0))
     except (TypeError, ValueError):
         return
+    unit, spec = _absolute(*span, state)[1], state.train_data_spec
+    if warmup and unit is TimeUnit.EPOCH and state.dataloader_len is None and spec is not None and spec.length is None:
+        warnings.warn(
+            f"t_warmup={schedule.t_warmup} is in epochs of an unknown length: the learning rate is 0 in all of the "
+            "first epoch, which trains nothing. Give t_warmup and max_duration in batches, or the data a length.",
+            stacklevel=4,
+        )
     if warmup > whole:
         warnings.warn(
             f"t_warmup={schedule.t_warmup} is longer than the training of {state.max_duration}: the learning rate "

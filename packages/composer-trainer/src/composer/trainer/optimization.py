@@ -80,6 +80,9 @@ class Optimization:
 
     def __init__(self, state: State, skipped_steps: Tensor) -> None:
         self._state, self._skipped_steps = state, skipped_steps
+        for optimizer in state.optimizers:
+            # torch's schedulers warn if they step before an optimizer of this process has, as after an overflow.
+            setattr(optimizer, "_opt_called", True)  # noqa: B010
         self._wants_closure = any(map(wants_closure, state.optimizers))
         check_precision(state, state.precision)
 

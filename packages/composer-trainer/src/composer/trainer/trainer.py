@@ -421,7 +421,7 @@ class Trainer(Assembly):
             evaluators = short_evaluators(evaluators, self._dry_run or subset)
         if not evaluators:
             raise ValueError("There is nothing to evaluate on: give eval_dataloader to eval() or to the Trainer.")
-        metrics = dict(self.state.eval_metrics)
+        metrics, values = dict(self.state.eval_metrics), dict(self.state.eval_metric_values)
         if eval_dataloader is not None:
             check_can_be_evaluated(self.state.model)
             prepare_metrics(self.state, evaluators)
@@ -432,6 +432,8 @@ class Trainer(Assembly):
                 self.engine.run_event(Event.EVAL_STANDALONE_END)
         finally:
             self.state.eval_metrics |= metrics  # restores the metrics of labels that the given data used, too
+            if eval_dataloader is not None:  # and their values, by which checkpoints are the best
+                self.state.eval_metric_values |= {label: values[label] for label in metrics if label in values}
         return results
 
     @suggests_names

@@ -23,6 +23,19 @@ class CountEvaluations(Callback):
         self.batches.append(int(state.timestamp.batch))
 
 
+def test_outputs_are_freed_before_the_next():
+    """The outputs of a batch do not take memory while those of the next are computed."""
+    held = []
+
+    class Held(Callback):
+        def eval_before_forward(self, state, logger):
+            held.append(state.outputs)
+
+    small_run(callbacks=Held(), eval_dataloader=make_loader(), max_duration="1ep").fit()
+
+    assert held == [None] * 5
+
+
 class TestInterval:
     @pytest.mark.parametrize(
         ("interval", "batches"),

@@ -469,6 +469,7 @@ def _forward(engine: Engine, spec: DataSpec, microbatch: Any, before: Event, aft
     """Compute the state's outputs for a microbatch, in its precision, between two events."""
     state = engine.state
     state.batch = microbatch if spec.microbatch_transforms is None else spec.microbatch_transforms(microbatch)
+    state.outputs = None  # free those of the batch before
     engine.run_event(before)
     name = "eval_forward" if hasattr(state.model, "eval_forward") else "forward"
     forward = state.model.eval_forward if name == "eval_forward" else state.model

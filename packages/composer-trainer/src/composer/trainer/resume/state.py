@@ -385,9 +385,6 @@ class ResumeState:
         self.skipped_steps.copy_(record.skipped_steps)
         if record.microbatch_size is not None and state.auto_microbatching:
             state.device_train_microbatch_size = record.microbatch_size
-        for optimizer in state.optimizers:
-            # torch's schedulers warn if they step before an optimizer of this process has.
-            setattr(optimizer, "_opt_called", True)  # noqa: B010
         place = record.place_to_continue(getattr(self._data.spec, "dataloader", None))
         if batches is not None and place is not None:
             batches.load(place, objects.generators)
