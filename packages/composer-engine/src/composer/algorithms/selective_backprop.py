@@ -101,7 +101,7 @@ class SelectiveBackprop(Algorithm):
         num_passes = -(-num_samples // size) if size else 1
         if size and state.gather is not None:  # equally many in all processes, which may communicate in each pass
             num_passes = max(state.gather(num_passes))
-        parts = [*torch.arange(num_samples).tensor_split(num_passes)]
+        parts = torch.arange(num_samples, device=state.device).tensor_split(num_passes)  # a copy there would wait
         with get_precision_context(state.precision, state.device.type):
             # For an empty part a sample, whose loss is left out.
             each = [self._losses(self._take(batch, part, num_samples), state)[: len(part)] for part in parts]
@@ -117,7 +117,7 @@ class SelectiveBackprop(Algorithm):
         """Return the chosen samples of a batch, or the first one."""
         if len(chosen) == num_samples:
             return batch
-        chosen = chosen if len(chosen) else torch.tensor([0])
+        chosen = chosen if len(chosen) else chosen.new_zeros(1)
         taken = cf.take_samples(batch, chosen, num_samples)
         for key in (self.input_key, self.target_key):
             taken = batch_set(taken, key, cf.take_samples(batch_get(batch, key), chosen, num_samples))
