@@ -41,11 +41,12 @@ from composer.algorithms import (
     GradientClipping,
     LabelSmoothing,
     NEFTune,
+    QKNorm,
     SeqLengthWarmup,
     SkipSpikes,
     StochasticDepth,
 )
-from composer.functional import ResidualRule, parameter_groups
+from composer.functional import AttentionLayout, ResidualRule, parameter_groups
 from composer.metrics import LanguageCrossEntropy
 from composer.models import ComposerModel
 from composer.optim import (
@@ -127,6 +128,8 @@ RESIDUAL = ResidualRule(
     shortcut=lambda _, hidden: hidden,
 )
 """The parts of a layer, for StochasticDepth."""
+LAYOUT = AttentionLayout(Attention, WIDTH // NUM_HEADS, "qkv", "qkv", "qkv", output=("out",))
+"""The parts of an attention, for QKNorm."""
 
 
 class GPT(ComposerModel):
@@ -279,6 +282,22 @@ TRIALS = [
     ),
 ]
 """What the search compares; the first are trials of the baseline."""
+SHORTER: Mapping[str, Callable[[], Algorithm] | Mapping[str, Any]] = {
+    **{f"length={value}": {"length": value} for value in (0.6, 0.7)},
+    **{f"Muon, lr={lr}": {"optimizer": "muon", "lr": lr} for lr in (0.009, 0.012)},
+    "ns_steps=3": {"ns_steps": 3},
+    "row_beta=0.95": {"row_beta": 0.95},
+    "warmup=0.05dur": {"warmup": "0.05dur"},
+    "QKNorm": lambda: QKNorm(layout=LAYOUT),
+}
+SHORT = ["Muon", "SeqLengthWarmup"]
+NEWER = ["SeqLengthWarmup", "row_beta=0.95", "QKNorm", "warmup=0.05dur"]
+REFINED = [
+    *([*SHORT, length] for length in ("length=0.6", "length=0.7")),
+    *([*SHORT, "length=0.6", one] for one in ("ns_steps=3", "row_beta=0.95", "QKNorm")),
+    *([muon, *NEWER, "length=0.6"] for muon in ("Muon", "Muon, lr=0.009", "Muon, lr=0.012")),
+]
+"""What the second search compares, from the settings that the first has selected."""
 
 
 def make_trainer(
@@ -295,6 +314,8 @@ def make_trainer(
     schedule: Literal["cosine", "stable"] = "stable",
     decay: str = "0.4dur",
     adamw_lr: float | None = None,
+    ns_steps: int = 5,
+    row_beta: float | None = None,
     precision: str = PRECISION,
     length: float = 1.0,
     data_bytes: int = BYTES,
@@ -309,7 +330,13 @@ def make_trainer(
     loader = DataLoader(train_data, batch_size=batch_size, shuffle=True, drop_last=True)
     if optimizer == "muon":
         chosen: torch.optim.Optimizer = muon_with_adamw(
-            model, lr=lr, adamw_lr=adamw_lr, weight_decay=weight_decay, betas=betas
+            model,
+            lr=lr,
+            adamw_lr=adamw_lr,
+            weight_decay=weight_decay,
+            betas=betas,
+            ns_steps=ns_steps,
+            row_beta=row_beta,
         )
     elif optimizer == "cautious":
         groups = parameter_groups(model, weight_decay=weight_decay * lr)
@@ -342,6 +369,7 @@ def main() -> None:
         "recipe": [RECIPE, *left_out],
         "repeat": [RECIPE],
         "search": [*TRIALS],
+        "refine": [*REFINED],
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", choices=studies, default="recipe", help="default: %(default)s")
@@ -353,16 +381,18 @@ def main() -> None:
         "--output", type=Path, default=Path("runs/language_model"), help="folder (default: %(default)s)"
     )
     options = parser.parse_args()
-    search = options.study == "search"
+    known = {"search": {**METHODS, **SETTINGS, **LENGTHS}, "refine": {**METHODS, **SHORTER}}
 
     def make(algorithms: Sequence[Algorithm], seed: int, **settings: Any) -> Trainer:
-        if search:
-            settings = {**BEFORE_SEARCH, "modules": "validation", "evaluations": 1, **settings}
+        if options.study in known:
+            settings = {"modules": "validation", "evaluations": 1, **settings}
+        if options.study == "search":
+            settings = {**BEFORE_SEARCH, **settings}
         return make_trainer(algorithms, seed, progress_bar=False, **settings)
 
     study = ablate(
         make,
-        {**METHODS, **SETTINGS, **LENGTHS} if search else METHODS,
+        known.get(options.study, METHODS),
         metric=METRIC,
         mode="min",
         arms=studies[options.study],

@@ -42,7 +42,7 @@ def threads():
 
 def construct(example: Any, names: list[str]) -> tuple[list[Any], dict[str, Any]]:
     """Return new algorithms and the arguments of ``make_trainer`` for methods by their names."""
-    known = {**example.METHODS, **example.SETTINGS, **example.LENGTHS}
+    known = {**example.METHODS, **example.SETTINGS, **example.LENGTHS, **example.SHORTER}
     methods = [known[name] for name in names]
     arguments: dict[str, Any] = {}
     for method in methods:
@@ -72,7 +72,7 @@ def test_training_reduces_the_loss(example: Any, recipe: bool):
 @pytest.mark.filterwarnings("ignore:weight_decay=")  # the decay of the baseline is a large one
 def test_every_method_trains(example: Any):
     """Each method alone, and what the search compares, is a training that the trainer accepts."""
-    for name in sorted({name for trial in example.TRIALS for name in trial} | example.METHODS.keys()):
+    for name in sorted({name for trial in example.TRIALS + example.REFINED for name in trial} | example.METHODS.keys()):
         seed_all(0)
         algorithms, arguments = construct(example, [name])
 
