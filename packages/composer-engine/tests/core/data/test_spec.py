@@ -91,7 +91,7 @@ class TestDataSpec:
     def test_unused_parameters(self):
         """The error of DistributedDataParallel for parameters without a gradient has a note for a Trainer."""
         model = nn.ModuleDict({"used": nn.Linear(2, 2), "spare": nn.Linear(2, 2)})
-        model.forward = model["used"]
+        model.forward = model["used"].forward
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
         try:
             wrapped = nn.parallel.DistributedDataParallel(model)

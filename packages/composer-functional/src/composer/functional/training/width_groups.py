@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from composer.functional.checks import check_callables, check_interval, check_modules, check_sizes
+from composer.functional.checks import check_callables, check_flags, check_interval, check_modules, check_sizes
 from composer.functional.surgery.structure import PRODUCTS
 from composer.functional.training.parameter_groups import check_settings, undecayed
 
@@ -68,6 +68,7 @@ def width_groups(
     """
     types = check_settings(model, lr, weight_decay, no_decay, None)
     check_modules(base_model=base_model)
+    check_flags(decoupled=decoupled)
     check_interval("embedding_exponent", embedding_exponent, 0, 1, "It is 0 in µP, and 0.5 in u-µP.")
     without, vectors = undecayed(model, types), undecayed(model, _EMBEDDINGS)
     base = {name: parameter.shape for name, parameter in base_model.named_parameters()}
