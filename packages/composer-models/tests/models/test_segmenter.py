@@ -200,7 +200,7 @@ def test_ignored_pixels_of_a_loss():
     for metric in model.get_metrics().values():
         model.update_metric((None, masks), torch.randn(2, 3, 6, 6), metric)
         assert metric.compute().isfinite()
-    with pytest.raises(ValueError, match=r"and 255 is ignored\. Set ignore_index= for another in loss_fn"):
+    with pytest.raises(ValueError, match=r"and 255 is ignored\. Set ignore_index= for another, of loss_fn"):
         model.loss(torch.randn(2, 3, 6, 6), (None, masks - 2))
 
 

@@ -216,11 +216,8 @@ class AveragedWeights:
         if not self:
             self.begin(model)
             return
-        for holder, key in self._frozen:
-            weight = holder.get(key)
-            if weight is not None and weight.requires_grad:
-                self.begin(model)
-                break
+        if any(getattr(holder.get(key), "requires_grad", False) for holder, key in self._frozen):
+            self.begin(model)
         self._find_changed()
         update_averages(*self.tensors(self._averaged), smoothing)
         if self.held:

@@ -153,8 +153,7 @@ class ComposerSegmenter(PairModel):
         return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, masks)
 
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        place = " in loss_fn" if hasattr(self.loss_fn, "ignore_index") else ""
-        remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another{place}."
+        remedy = f", and {self.ignore_index} is ignored. Set ignore_index= for another, of loss_fn if you pass one."
         share: Tensor | None = None
         adds_pixels = getattr(self.loss_fn, "sigmoid", None) is True  # as of DiceLoss, and no module
         has_labels = adds_pixels or takes_labels(self.loss_fn)

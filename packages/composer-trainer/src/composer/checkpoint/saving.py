@@ -392,12 +392,12 @@ class Snapshot:
             raise CheckpointSaveError(folder.at(name), f"one of another release has its name: {error}") from None
         except CheckpointError:
             return
-        (*run, batch, _, _), now = _identity(existing), _identity(self.manifest)
-        is_earlier = self.replaces_earlier and run == [*now[:2]] and batch <= now[2]
-        if not overwrite and not is_earlier and _identity(existing) != now:
+        (run, then), (own_run, now) = _identity(existing), _identity(self.manifest)
+        is_replaced = run == own_run and (then == now or (self.replaces_earlier and then < now))
+        if not overwrite and not is_replaced:
             raise CheckpointSaveError(
                 folder.at(name),
-                f"there is one already, of run {existing.run_name!r} at batch {batch}. Set overwrite "
+                f"there is one already, of run {existing.run_name!r} at batch {then[0]}. Set overwrite "
                 "(save_overwrite=True of a Trainer) to replace it, or choose another folder or run_name; names with "
                 "{batch} differ within a run.",
             )
@@ -444,10 +444,10 @@ class Snapshot:
         return message or Message(error=silent)
 
 
-def _identity(manifest: Manifest) -> tuple[Any, ...]:
-    """Return what two checkpoints of the same run and moment have in common."""
+def _identity(manifest: Manifest) -> tuple[tuple[str, bool], tuple[int, int, int]]:
+    """Return what two checkpoints of the same run have in common, and its moment."""
     now = manifest.timestamp.counts
-    return manifest.run_name, manifest.weights_only, now.batch, now.sample, now.token
+    return (manifest.run_name, manifest.weights_only), (now.batch, now.sample, now.token)
 
 
 @attrs.frozen
