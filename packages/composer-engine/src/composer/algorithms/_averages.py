@@ -216,7 +216,8 @@ class AveragedWeights:
         if not self:
             self.begin(model)
             return
-        if any(getattr(holder.get(key), "requires_grad", False) for holder, key in self._frozen):
+        frozen = self._frozen
+        if frozen and any(getattr(holder.get(key), "requires_grad", False) for holder, key in frozen):
             self.begin(model)
         self._find_changed()
         update_averages(*self.tensors(self._averaged), smoothing)
