@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from composer import Trainer
+from composer.distributed import all_gather_object
 from composer.models import ComposerRegressor
 
 
@@ -18,7 +19,11 @@ def train_and_predict(train: Subset, test: Subset) -> tuple[dict, Tensor]:
     with Trainer(model=model, train_dataloader=loader, optimizers=optimizer, max_duration="10ep", seed=0) as trainer:
         trainer.fit()
         rows = DataLoader(test, batch_size=64)
-        return trainer.eval(rows)["eval"], trainer.predict(rows, join=True).squeeze(1)
+        metrics, parts = trainer.eval(rows)["eval"], all_gather_object(trainer.predict(rows, join=True).squeeze(1))
+    predictions = torch.empty(len(test))
+    for rank, part in enumerate(parts):  # in several processes each has predicted the rows rank, rank + n, ...
+        predictions[rank :: len(parts)] = part
+    return metrics, predictions
 
 
 def main() -> dict:

@@ -97,6 +97,15 @@ def weighted(folder):
     return complete | {"resumed": resumed["weight"]}
 
 
+def predictions(count):
+    """Predict as many samples as DATA has, or fewer, in batches of two; each has its row as the target."""
+    rows = TensorDataset(DATA.tensors[0][:count], torch.arange(count))
+    trainer, kind = Trainer(model=Scale(), device="cpu", progress_bar=False), {"join": True, "with_targets": True}
+    joined = trainer.predict(DataLoader(rows, 2), **kind)
+    sampled = trainer.predict(DataLoader(rows, 2, sampler=cd.get_sampler(rows)), **kind)
+    return [[part.tolist() for part in one] for one in (joined, sampled)]
+
+
 def main(folder):
     warnings.simplefilter("error")
     logged = []
@@ -126,6 +135,7 @@ def main(folder):
             type(sampler).__name__: error_of(lambda sampler=sampler: train(DataLoader(DATA, 3, sampler=sampler)))
             for sampler in (WeightedRandomSampler([1.0] * 14, 14), SubsetRandomSampler(range(4)))
         },
+        "predictions": {count: predictions(count) for count in (14, 13, 3, 1)},
         "subset": train(DataLoader(Subset(DATA, range(4)), 2))[1],
     }
     Path(folder, f"{cd.get_global_rank()}.json").write_text(json.dumps(results))

@@ -164,6 +164,16 @@ class TestPlainLoaders:
         for result in plain_loaders:
             assert result["metrics"] == {"of the training": 7.5, "of eval()": 7.5}
 
+    @pytest.mark.parametrize("count", [14, 13, 3, 1])
+    def test_prediction(self, plain_loaders, count):
+        """Each row is returned in one process, with the output that one process computes, in the stride of ranks."""
+        parts, sampled = zip(*(result["predictions"][str(count)] for result in plain_loaders), strict=True)
+
+        assert parts == sampled
+        assert [rows for _, rows in filter(None, parts)] == [[*range(rank, count, 2)] for rank in range(min(count, 2))]
+        outputs = {row: output for part in filter(None, parts) for output, row in zip(*part, strict=True)}
+        assert outputs == {row: row + 1.0 for row in range(count)}  # of Scale, whose weight is 1
+
     def test_are_logged_once(self, plain_loaders):
         """One message for each loader, of process 0."""
         first, second = (result["logged"] for result in plain_loaders)

@@ -29,6 +29,7 @@ from composer.core import (
     ensure_data_spec,
     evaluation_weights,
 )
+from composer.distributed.samplers import split_data
 from composer.export.inference import Transform, export_for_inference
 from composer.foreign.pt_files import SUFFIX, let_savers_write_files, save_as_file
 from composer.functional.checks import check_flags, check_subset
@@ -457,15 +458,18 @@ class Trainer(Assembly):
 
         Returns:
             A list with the outputs of each batch, on the CPU; empty unless ``return_outputs``. With ``join`` all as
-            one. In several processes, each returns those of its own batches.
+            one. In several processes, among which a ``DataLoader`` without a sampler is split as by :meth:`eval`, each
+            returns those of its own samples, every sample once: rank ``r`` of ``n`` the rows ``r, r + n, …``.
 
         Raises:
             TypeError: ``dataloader`` cannot be iterated over.
-            KeyError, ValueError: The batches have no targets, or ``subset_num_batches`` is out of range.
+            KeyError: The batches have no targets.
+            ValueError: ``subset_num_batches`` is out of range, or processes would get the same samples.
         """
         check_flags(return_outputs=return_outputs, join=join, with_targets=with_targets)
         check_subset("subset_num_batches", subset_num_batches)
-        spec, subset = ensure_data_spec(dataloader), self._dry_run or subset_num_batches
+        spec = split_data(ensure_data_spec(dataloader), "dataloader")
+        subset = self._dry_run or subset_num_batches
         with self._stopped_by(StopSignals()) as signals:
             collected = predict(self.engine, spec, subset, signals, collect=return_outputs, targets=with_targets)
         return collected.joined() if join else collected.outputs
