@@ -89,6 +89,24 @@ class TestTraining:
 
         torch.testing.assert_close(metric.compute(), model.loss(model(batch), batch).detach())
 
+    @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # PEFT passes it
+    @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PromptEncoderConfig", "PrefixTuningConfig"])
+    def test_loss_of_prompts(self, wrap, make_batch, kind):
+        """The loss is the sum of that of each sample divided by the labels that count, also if it is computed again."""
+        config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+        batch = make_batch("llama", count=3)
+        model = wrap(config=config).eval()
+        for row, length in enumerate((9, 2, 5)):
+            batch["labels"][row, length:] = -100
+        singles = [{name: value[row : row + 1] for name, value in batch.items()} for row in range(3)]
+
+        sums = [model.loss(model(one), one) * model.count_loss_terms(one) for one in singles]
+        loss = model.loss(model(batch), batch)
+        changed = batch | {"labels": batch["labels"].clone()}
+
+        torch.testing.assert_close(sum(sums) / model.count_loss_terms(batch), loss)
+        torch.testing.assert_close(model.loss(model(batch), changed), loss)
+
     def test_generates(self, wrap, make_batch):
         """Generation works with adapters."""
         prompt = make_batch("llama", count=1)["input_ids"][:, :4]

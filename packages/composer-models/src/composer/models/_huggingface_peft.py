@@ -5,13 +5,16 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.functional import pad
+
+from composer.functional.transformers_loss import IGNORED
 from composer.models.names import import_extra
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
     from peft import PeftConfig, PeftModel
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
 
@@ -55,6 +58,21 @@ def with_adapters(model: PreTrainedModel, config: PeftConfig, name: str) -> Peft
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         adapted: PeftModel = peft.get_peft_model(model, config, adapter_name=name)
     return adapted
+
+
+def behind_prompt(model: PeftModel, labels: Tensor) -> Tensor:
+    """Return labels with those of the virtual tokens before them, which do not count, if these have logits.
+
+    Args:
+        model: A model with adapters, such as one that trains a prompt.
+        labels: Ids ``(N, L)`` or probabilities ``(N, L, C)``, in which rows of zeros do not count.
+    """
+    config: Any = model.active_peft_config
+    has_logits = config.is_prompt_learning and config.task_type in {"CAUSAL_LM", "TOKEN_CLS"}
+    if not has_logits or config.peft_type in {"PREFIX_TUNING", "CARTRIDGE"}:  # these are in the cache
+        return labels
+    count = config.num_virtual_tokens
+    return pad(labels, (0, 0, count, 0)) if labels.is_floating_point() else pad(labels, (count, 0), value=IGNORED)
 
 
 def save_adapters_alone(module: Any) -> None:

@@ -30,7 +30,7 @@ from composer.functional.transformers_loss import (
 from composer.loss._calling import count_terms
 from composer.models._huggingface_checkpoint import read_checkpoint
 from composer.models._huggingface_embedding import fit_embedding, resized_before
-from composer.models._huggingface_peft import add_adapters, base_of, is_peft_model, save_adapters_alone
+from composer.models._huggingface_peft import add_adapters, base_of, behind_prompt, is_peft_model, save_adapters_alone
 from composer.models._huggingface_saved import (
     changed_layers,
     complete_weights,
@@ -230,6 +230,7 @@ class HuggingFaceModel(PhaseMetricsModel):
         return getattr(self.config, "problem_type", None) in {None, "single_label_classification"}
 
     def _task_loss(self, outputs: Any, labels: Tensor, reduction: str, label_smoothing: float = 0.0) -> Tensor:
+        labels = behind_prompt(self.model, labels) if self.using_peft else labels
         return task_loss(
             logits_of(outputs),
             labels if labels.is_floating_point() else labels.where(labels != self.loss_ignore_index, IGNORED),
@@ -256,8 +257,8 @@ class HuggingFaceModel(PhaseMetricsModel):
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(labels, torch.Tensor) or not self._has_cross_entropy(labels):
             return None
-        if self.shift_labels:
-            labels = labels[:, 1:]
+        labels = behind_prompt(self.model, labels) if self.using_peft else labels
+        labels = labels[:, 1:] if self.shift_labels else labels
         if labels.is_floating_point():
             labels = labels.movedim(-1, 1)
         return count_terms(partial(soft_cross_entropy, ignore_index=self.loss_ignore_index), labels)
@@ -400,9 +401,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             return metric.update(outputs, self.labels)
         labels = _labels_of(batch, "a metric")
         logits = logits_of(outputs) if isinstance(outputs, Mapping) else outputs
-        if self.using_peft and logits.ndim == 3 and labels.ndim == 2:
-            # Before them are the virtual tokens of a prompt that is trained, of which the last predicts a label.
-            labels = torch.nn.functional.pad(labels, (max(0, logits.shape[1] - labels.shape[1]), 0), value=-100)
+        labels = behind_prompt(self.model, labels) if self.using_peft else labels
         if self.shift_labels:
             logits, labels = next_tokens(logits, labels)
         logits = without_single_score(logits, labels)
