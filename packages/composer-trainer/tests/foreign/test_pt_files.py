@@ -1,6 +1,7 @@
 """Checkpoints that are one file: what programs read of it, how it is written, and that a run resumes from it."""
 
 import contextlib
+import copy
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from composer.checkpoint import (
     find_checkpoints,
     load_checkpoint,
 )
-from composer.core import Callback
+from composer.core import Callback, evaluation_weights
 from composer.diagnostics import check_exact_resume
 from composer.foreign import ForeignFile
 from composer.foreign.pt_files import open_files
@@ -45,10 +46,10 @@ class Tied(nn.Module):
         return self.last(nn.functional.dropout(self.norm(self.first(x)).relu(), 0.2, self.training))
 
 
-def make_trainer(workers=0, width=4, duration="2ep", algorithms=(), **settings):
+def make_trainer(workers=0, width=4, duration="2ep", algorithms=(), dtype=torch.float32, **settings):
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(24, width), torch.arange(24) % width)
-    model = ComposerClassifier(Tied(width), num_classes=width)
+    data = TensorDataset(torch.randn(24, width, dtype=dtype), torch.arange(24) % width)
+    model = ComposerClassifier(Tied(width).to(dtype), num_classes=width)
     return Trainer(
         model=model,
         optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
@@ -90,12 +91,39 @@ class TestContent:
         assert state["metadata"]["torch_version"] == torch.__version__
         [(name, ema)] = state["algorithms"]
         assert (name, ema["repr"][:4]) == ("EMA", "EMA(")
-        averages = ema["ema_model"]["named_parameters_dict"]
-        assert averages.keys() >= dict(model.named_parameters()).keys()
+        trained = ema["ema_model"]["named_parameters_dict"]
+        assert trained.keys() >= dict(model.named_parameters()).keys()
+        assert ema["ema_weights_active"]
+        assert not torch.equal(trained["module.last.weight"], state["model"]["module.last.weight"])
         assert state["optimizers"]["AdamW"]["state"]["module.first.weight"]["exp_avg"].shape == (4, 4)
         assert torch.equal(
             torch.load(path, weights_only=True, mmap=True)["state"]["model"]["module.last.bias"], model.module.last.bias
         )
+
+    @pytest.mark.filterwarnings("ignore:AdamW updates 5 parameters in bfloat16")
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_the_model_of_the_file_is_the_one_that_was_evaluated(self, tmp_path, dtype):
+        """EMA's averages are the model's weights, as in Composer; a change of them is one of the averages."""
+        with make_trainer(save_folder=str(tmp_path), algorithms=EMA(half_life="2ba"), dtype=dtype) as trainer:
+            trainer.fit()
+            with evaluation_weights(trainer.state):
+                expected = copy.deepcopy(trainer.state.model.state_dict())
+        path = tmp_path / "latest-rank0.pt"
+        content = torch.load(path, weights_only=True)
+        content["state"]["model"]["module.first.bias"] = torch.full((4,), 5.0, dtype=dtype)
+        torch.save(content, tmp_path / "changed.pt")
+
+        resumed = make_trainer(load_path=tmp_path / "changed.pt", algorithms=EMA(half_life="2ba"), dtype=dtype)
+
+        loaded = torch.load(path, weights_only=True)["state"]["model"]
+        assert loaded.keys() == expected.keys()
+        assert all(torch.equal(weight, loaded[name]) for name, weight in expected.items())
+        weights, trained = resumed.state.model.state_dict(), trainer.state.model.state_dict()
+        assert all(torch.equal(weight, trained[name]) for name, weight in weights.items())
+        with evaluation_weights(resumed.state):
+            now = resumed.state.model.state_dict()
+            changed = {name for name in now if not torch.equal(now[name], expected[name])}
+        assert changed == {"module.first.bias"}
 
     def test_weights_of_the_evaluation(self, saved):
         """A checkpoint of weights is a file, too, and the averages of a complete one are loaded as the weights."""

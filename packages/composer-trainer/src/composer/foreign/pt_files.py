@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 import torch
 import xxhash
+from torch import Tensor
 
 from composer.checkpoint.contents import BESIDE_STATE, FIRST_PROCESS, OWN_PROCESS, pop_not_needed
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
@@ -52,6 +53,8 @@ SUFFIX = ".pt"
 _FORMAT = "composer-checkpoint-file"
 _SHARED = ("model", "optimizers")
 """What is read of ``state``, in which programs change it; all else of it is a view of ``run``."""
+_HAS_AVERAGES = "ema_weights_active"
+"""In the state of EMA, whether the model of the file has its averages, and ``ema_model`` the trained weights."""
 _CHUNK, _MAGIC = 1 << 20, b"PK\3\4"
 _RECORDS = MODEL
 """The name in the manifest of the bytes before it, one of those that a manifest may have."""
@@ -85,8 +88,10 @@ def _as_composer(run: Mapping[str, Any], path: str) -> dict[str, Any]:
     for record in run.get("algorithms", ()):
         settings = ", ".join(f"{name}={value!r}" for name, value in record["settings"].items())
         of_one = {**record["state"], "repr": f"{record['name']}({settings})"}
-        if averages := of_one.get("averaged_weights"):
-            of_one["ema_model"] = {"named_parameters_dict": averages, "named_buffers_dict": {}}
+        if record["name"] == "EMA" and of_one.get("averaged_weights"):
+            state["model"], trained = _with_averages(state.get("model", {}), of_one["averaged_weights"])
+            exchanged = {"named_parameters_dict": trained, "named_buffers_dict": {}}
+            of_one |= {"ema_model": exchanged, _HAS_AVERAGES: True}
         state["algorithms"].append((record["key"], of_one))
     versions = dictionary(run.get("environment"))
     of_composer = {"composer_version": versions.get("composer-trainer")}
@@ -98,6 +103,33 @@ def _as_composer(run: Mapping[str, Any], path: str) -> dict[str, Any]:
         contents = {name: _as_content(name, text) for name, text in tokenizer.items()}
         state["integrations"]["huggingface"] = {**saved, "model": {**model, "config": config}, "tokenizer": contents}
     return state
+
+
+def _with_averages(model: dict[str, Any], averages: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a model with averages as its weights, and the weights in their place, also by names of tied ones."""
+    weights = {name: model[name] for name in averages if name in model}
+    first = {name: name if name in weights else _name_of(weight, weights) for name, weight in model.items()}
+    averaged = {name: averages[one].to(model[name].dtype) for name, one in first.items() if one is not None}
+    return model | averaged, {name: model[name] for name in averaged}
+
+
+def _name_of(weight: Any, weights: Mapping[str, Tensor]) -> str | None:
+    """Return the name of an equal weight, which is the first one of a tied weight."""
+    names = weights if isinstance(weight, Tensor) else ()
+    same = (name for name in names if weights[name].shape == weight.shape and torch.equal(weights[name], weight))
+    return next(same, None)
+
+
+def _exchange_back(state: Mapping[str, Any], run: dict[str, Any]) -> None:
+    """Give a run its trained weights, and EMA the averages of the file, which a program may have changed."""
+    own = {record.get("key"): dictionary(record.get("state")) for record in run.get("algorithms", ())}
+    for key, saved in state.get("algorithms", ()):
+        if saved.get(_HAS_AVERAGES):
+            model, averages = run["model"], own[key]["averaged_weights"]
+            for name in averages.keys() & model.keys():
+                if not torch.equal(model[name], averages[name].to(model[name].dtype)):
+                    averages[name] = model[name]
+            run["model"] = model | saved["ema_model"]["named_parameters_dict"]
 
 
 def _with_tuples(data: Any) -> Any:
@@ -128,6 +160,7 @@ def saved_run(content: Any, path: str, *, weights_only: bool) -> SavedRun | None
     shared = {name: part for name, part in dictionary(content.get("state")).items() if name in _SHARED}
     try:
         data = from_data({**content["run"], **shared}, dict[str, Any], path)
+        _exchange_back(content["state"], data)
         processes = from_data(content["processes"], list[Any], path)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(path, f"is not the state of a checkpoint: {error}") from None
