@@ -1,6 +1,8 @@
 """Train on data of mosaicml-streaming, and write the samples of each batch to ``<folder>/<name>-<rank>.json``.
 
-torchrun --nproc-per-node=2 streaming_program.py FOLDER NAME LOADER BATCHES
+torchrun --nproc-per-node=2 streaming_program.py FOLDER PROCESSES RUN...
+
+Each run is ``<loader>-<folder of its checkpoints>-<batches>``.
 """
 
 import json
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import torch
 from streaming import StreamingDataLoader, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -26,9 +29,8 @@ def collate(samples):
     )
 
 
-def train(folder, name, kind, batches):
-    """Train for some batches, from the newest checkpoint of the folder on."""
-    distributed.initialize_dist("cpu")
+def train(folder, kind, name, batches):
+    """Train for some batches, from the newest checkpoint of the folder on; return the samples of each batch."""
     size = GLOBAL_BATCH // distributed.get_world_size()
     data = StreamingDataset(
         local=str(folder / "mds"), shuffle=True, batch_size=size, num_canonical_nodes=2, shuffle_seed=3, epoch_size=40
@@ -47,17 +49,22 @@ def train(folder, name, kind, batches):
         progress_bar=False,
         seed=17,
         run_name="run",
-        save_folder=folder / f"{kind}-{name.rpartition('-')[0]}",
+        save_folder=folder / f"{kind}-{name}",
         save_interval="100ba",
         autoresume=True,
     )
     seen = []
     trainer.engine.on("batch_end", lambda state, _: seen.append(state.batch[0][:, 0].int().tolist()))
-    trainer.fit(duration=batches)
+    trainer.fit(duration=None if batches == "all" else batches)
     trainer.close()
-    (folder / f"{kind}-{name}-{distributed.get_global_rank()}.json").write_text(json.dumps(seen))
+    return seen
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "The checkpoint was saved by .* processes")
-    train(Path(sys.argv[1]), *sys.argv[2:4], sys.argv[4] if sys.argv[4] != "all" else None)
+    distributed.initialize_dist("cpu")
+    folder, processes = Path(sys.argv[1]), sys.argv[2]
+    for run in sys.argv[3:]:
+        seen = train(folder, *run.split("-"))
+        (folder / f"{run}-{processes}-{distributed.get_global_rank()}.json").write_text(json.dumps(seen))
+        clean_stale_shared_memory()  # of a data set in the same folder

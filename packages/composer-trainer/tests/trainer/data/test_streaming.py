@@ -130,21 +130,22 @@ def test_a_resumed_run_continues_at_the_position_of_the_loader(make, stop, tmp_p
     assert all(torch.equal(value, weights[name]) for name, value in resumed.items())
 
 
-@pytest.mark.parametrize("kind", ["own", "torch"])
-def test_another_number_of_processes_continues_with_the_same_batches(kind, tmp_path):
+def test_another_number_of_processes_continues_with_the_same_batches(tmp_path):
     """Stopped with two processes within two epochs, a run of one has the samples of the other global batches."""
     streaming(tmp_path / "mds")
+    program, kinds, stops = Path(__file__).parent / "streaming_program.py", ("own", "torch"), ("3ba", "7ba")
 
-    def train(processes, name, batches):
-        program = Path(__file__).parent / "streaming_program.py"
+    def train(processes, runs):
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        subprocess.run([*launcher, program, tmp_path, f"{name}-{processes}", kind, batches], check=True)
-        parts = [
-            json.loads((tmp_path / f"{kind}-{name}-{processes}-{rank}.json").read_text()) for rank in range(processes)
-        ]
+        subprocess.run([*launcher, program, tmp_path, str(processes), *runs], check=True)
+
+    def batches(processes, run):
+        parts = [json.loads((tmp_path / f"{run}-{processes}-{rank}.json").read_text()) for rank in range(processes)]
         return [sorted(itertools.chain(*batch)) for batch in zip(*parts, strict=True)]
 
-    whole = train(2, "whole", "all")
+    train(2, [f"{kind}-{name}" for kind in kinds for name in ("whole-all", *(f"{stop}-{stop}" for stop in stops))])
+    train(1, [f"{kind}-{stop}-all" for kind in kinds for stop in stops])
 
-    for stop in (3, 7):
-        assert train(2, f"stopped{stop}", f"{stop}ba") + train(1, f"stopped{stop}", "all") == whole
+    for kind, stop in itertools.product(kinds, stops):
+        stopped, resumed = batches(2, f"{kind}-{stop}-{stop}"), batches(1, f"{kind}-{stop}-all")
+        assert stopped + resumed == batches(2, f"{kind}-whole-all")
