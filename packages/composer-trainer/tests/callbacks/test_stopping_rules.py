@@ -53,6 +53,12 @@ class TestComparison:
         for name, more in declared.items():
             assert more_is_better({name: getattr(torchmetrics.classification, name)}, name) is more
 
+    def test_undeclared(self):
+        """A metric that declares nothing improves downwards if it is a loss by its name."""
+        metrics = dict.fromkeys(("val_loss", "Perplexity", "Score"), torchmetrics.MeanMetric())
+
+        assert [more_is_better(metrics, name) for name in (*metrics, "other_loss")] == [False, False, None, None]
+
     @pytest.mark.parametrize("comp", ["greater", "gt"])
     def test_aliases(self, comp):
         """Both names are accepted, and replace what the metric declares."""

@@ -482,9 +482,12 @@ class TestIgnoreKeys:
         assert loaded.report.differences == ()
         assert loaded.ignored == ("algorithms/EMA",)
 
-    def test_function(self, saved, later):
-        """A function removes entries."""
-        loaded = load_checkpoint(saved, later, ignore_keys=lambda state: state["extra"].pop("data"))
+    @pytest.mark.parametrize(
+        "ignore", [lambda one: one["extra"].pop("data"), lambda one: one["state"]["extra"].clear()]
+    )
+    def test_function(self, saved, later, ignore):
+        """A function removes entries, also where it finds them in MosaicML Composer."""
+        loaded = load_checkpoint(saved, later, ignore_keys=ignore)
 
         assert loaded.extra == {}
         assert loaded.ignored == ("extra/data",)

@@ -175,6 +175,17 @@ def test_schedulers_have_other_rates(source, tmp_path, capsys):
     assert line.endswith("(works, with other numbers)")
 
 
+def test_metrics_with_other_numbers():
+    """Metrics whose values differ from Composer's are found."""
+    found = scan_source("from composer.metrics import CrossEntropy, Dice, LossMetric, MIoU\n")
+
+    assert [(one.former.rpartition(".")[2], one.has_other_numbers) for one in found] == [
+        ("CrossEntropy", True),
+        ("Dice", True),
+        ("LossMetric", True),
+    ]
+
+
 @pytest.mark.parametrize(
     ("source", "code", "output"),
     [

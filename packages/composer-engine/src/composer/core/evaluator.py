@@ -184,6 +184,8 @@ class MetricValues(dict[str, Any]):
 def more_is_better(metrics: Mapping[str, Any], name: str) -> bool | None:
     """Return whether a metric improves when it grows, as it declares; None if it declares nothing or does not exist.
 
+    One that declares nothing does not if its name has ``loss``, ``error`` or ``perplexity``.
+
     Args:
         metrics: Metrics by name, each with torchmetrics' attribute ``higher_is_better``.
         name: Name of a metric, or ``"name/part"`` of one that computes several values.
@@ -196,7 +198,10 @@ def more_is_better(metrics: Mapping[str, Any], name: str) -> bool | None:
         (False, None)
     """
     found = dict(metrics.items())  # a MetricCollection has no method `get`
-    return getattr(found.get(name, found.get(name.partition("/")[0])), "higher_is_better", None)
+    metric = found.get(name, found.get(name.partition("/")[0]))
+    is_loss = metric is not None and any(word in name.lower() for word in ("loss", "error", "perplexity"))
+    declared: bool | None = getattr(metric, "higher_is_better", None)
+    return False if declared is None and is_loss else declared
 
 
 def nearest_metric(name: str, known: Iterable[str], end: str = ".") -> str:

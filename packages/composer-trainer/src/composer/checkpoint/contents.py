@@ -175,7 +175,9 @@ def remove_ignored(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str,
         return ()
     before, version = _paths(saved), saved.get("version")
     if callable(ignore_keys):
+        saved["state"] = saved  # where functions for MosaicML Composer look for it
         ignore_keys(saved)
+        saved.pop("state", None)
     else:
         check_ignore_keys(ignore_keys)
         patterns = [ignore_keys] if isinstance(ignore_keys, str) else ignore_keys

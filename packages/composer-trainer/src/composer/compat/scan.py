@@ -29,8 +29,14 @@ _RUNS_PYTHON = {"capture", "prun", "time", "timeit"}
 """Those commands that run the cell as Python."""
 _YAML = (".yaml", ".yml")
 _NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
-_SCHEDULE = re.compile(r"composer\.optim\.(scheduler\.)?(?!WarmupStable)\w+Scheduler")
-_RATES = "each batch has its own rate, not that of the one before; composer.compat.lag_schedules gives the former ones"
+_OTHER_NUMBERS = {
+    re.compile(r"composer\.optim\.(scheduler\.)?(?!WarmupStable)\w+Scheduler"): (
+        "each batch has its own rate, not that of the one before; composer.compat.lag_schedules gives the former ones"
+    ),
+    re.compile(r"composer\.metrics\.Dice"): "0 to 1 over all classes, not 0 to 100 over those after the first",
+    re.compile(r"composer\.metrics\.(CrossEntropy|LossMetric)"): "the mean over samples, not of the means of batches",
+}
+"""What works with other numbers, and with which."""
 _INTERPOLATION = re.compile(r"\$\{[^}]*\}")
 """A value of OmegaConf that is read elsewhere."""
 _FILES = re.compile(r"torch\.load|(os\.path\.)?(isfile|getsize)|os\.(remove|unlink)|shutil\.copy\w*")
@@ -77,7 +83,8 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
 
     In YAML these are full names (``_target_: composer.utils.dist``), and names of algorithms, callbacks and loggers in
     blocks of these titles that are not available; ``${...}`` is skipped. Schedulers of ``composer.optim`` work, and are
-    found because of other learning rates: see :func:`composer.compat.lag_schedules`. Findings in a notebook have the
+    found because of other learning rates: see :func:`composer.compat.lag_schedules`; so are metrics with other numbers.
+    Findings in a notebook have the
     number of the cell; commands of IPython are skipped, also cells that are given to one that does not run them as
     Python. A Python file that cannot be read (it is no valid Python, or longer than 1 MiB) has one finding with the
     reason, and the others are read. Folders, pipes and devices with names of files are no files. What a program imports
@@ -328,8 +335,9 @@ class _Visitor(ast.NodeVisitor):
         entry = next((one for one in known if not one.works), known[-1] if known else None)
         if entry is None:
             missing = _first_missing(name)
-            if missing is None and _SCHEDULE.fullmatch(name):
-                self.findings.append(Finding(line, name, _RATES, works=True, has_other_numbers=True, cell=self.cell))
+            for pattern, numbers in _OTHER_NUMBERS.items() if missing is None else ():
+                if pattern.fullmatch(name):
+                    self.findings.append(Finding(line, name, numbers, True, has_other_numbers=True, cell=self.cell))
             if missing is not None and not f"{base}.".startswith(f"{missing}."):
                 self._add(line, missing, _NOTHING)
             return
