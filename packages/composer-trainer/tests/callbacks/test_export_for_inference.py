@@ -6,8 +6,9 @@ from torch import nn
 
 from composer.algorithms import EMA, ColOut
 from composer.callbacks import ExportForInferenceCallback
+from composer.distributed import close_dist
 from composer.models import HuggingFaceModel
-from fixtures import image_batches, small_run, trained
+from fixtures import image_batches, make_loader, make_network, small_run, trained
 
 
 def fit(callback, algorithms=(), **options):
@@ -19,6 +20,13 @@ def fit(callback, algorithms=(), **options):
 
 def load(path):
     return torch.export.load(path).module()
+
+
+@pytest.fixture
+def alone():
+    """FSDP2 in one process makes a group of it, which is closed at the end."""
+    yield
+    close_dist()
 
 
 class TestExportForInferenceCallback:
@@ -56,6 +64,26 @@ class TestExportForInferenceCallback:
         )
 
         assert load(tmp_path / "model.pt2")(torch.rand(2, 3, 8, 8)).shape == (2, 3)
+
+    def test_sharded_model(self, tmp_path, alone):
+        """It raises before the first batch; a second program exports the same weights from a checkpoint."""
+        sharded = {"parallelism_config": {"fsdp": {}}, "max_duration": "1ep"}
+        callback = ExportForInferenceCallback("torchexport", tmp_path / "no.pt2")
+        with (
+            small_run(**sharded, callbacks=callback) as trainer,
+            pytest.raises(ValueError, match="load_weights_only=True"),
+        ):
+            trainer.fit()
+        assert int(trainer.state.timestamp.batch) == 0
+
+        saving = trained(**sharded, save_folder=f"{tmp_path}/run")
+        exporting = small_run(load_path=f"{tmp_path}/run/latest", load_weights_only=True)
+        exporting.export_for_inference("torchexport", tmp_path / "model.pt2", sample_input=next(iter(make_loader())))
+
+        inputs, network = torch.rand(5, 4), make_network()
+        trained_weights = saving.state.model.state_dict().items()
+        network.load_state_dict({name.removeprefix("module."): one.full_tensor() for name, one in trained_weights})
+        torch.testing.assert_close(load(tmp_path / "model.pt2")(inputs), network(inputs))
 
     def test_transforms(self, tmp_path):
         """The exported copy is transformed, the model is not."""

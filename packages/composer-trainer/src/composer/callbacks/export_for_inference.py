@@ -17,7 +17,7 @@ from composer.core.data.batches import move_batch
 from composer.core.files import check_template, fill_in_run
 from composer.core.saving.components import transient
 from composer.distributed.collectives import failing_in_all_processes
-from composer.export.inference import export_for_inference, without_labels
+from composer.export.inference import check_not_sharded, export_for_inference, without_labels
 from composer.loggers.products import require_product
 
 
@@ -30,7 +30,8 @@ class ExportForInferenceCallback(Callback):
     """Export the model at the end of a training; see :func:`composer.export.export_for_inference`.
 
     The exported weights are those used for evaluation, such as the averages of EMA or SWA. In a distributed run the
-    process of rank 0 exports, and an error there is raised in all processes.
+    process of rank 0 exports, and an error there is raised in all processes. A model that FSDP2 shards raises an error
+    before the first batch: save checkpoints, and export in a second program, of one process.
 
     Args:
         save_format: ``"torchexport"`` or ``"onnx"``.
@@ -73,6 +74,14 @@ class ExportForInferenceCallback(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
         self._seen = None
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        """Raise an error before the first batch if the model, which is sharded after ``fit_start``, cannot be exported.
+
+        Raises:
+            ValueError: The model is sharded over processes.
+        """
+        check_not_sharded(state.model)
 
     def eval_batch_start(self, state: State, logger: Logger) -> None:
         """Keep the first evaluated batch, which has the size that the model is used with."""

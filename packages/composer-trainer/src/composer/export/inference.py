@@ -142,11 +142,16 @@ def _check_arguments(model: nn.Module, save_format: str, rtol: float | None, ato
     if save_format == "onnx":
         require_product("onnx", "onnx")
         require_product("onnxscript", "onnx")
+    check_not_sharded(model)
+
+
+def check_not_sharded(model: nn.Module) -> None:
+    """Raise a ValueError if a model is split over processes."""
     if is_sharded(model):
         raise ValueError(
-            "A model that is sharded over processes cannot be exported. Get the full weights with "
-            "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="
-            "StateDictOptions(full_state_dict=True, cpu_offload=True)), load them in one process, and export there."
+            "A model that is sharded over processes cannot be exported. Save a checkpoint (save_folder), and export in "
+            "a second program, of one process: Trainer(model=model, load_path=..., load_weights_only=True)"
+            ".export_for_inference(...). SavePretrained saves sharded models of Transformers as they are."
         )
 
 
