@@ -111,6 +111,37 @@ class TestRunEvent:
 
         assert calls == []
 
+    def test_errors_at_fit_end(self, state, make, calls):
+        """The others are called nevertheless, in their order; Ctrl-C ends at once, and so does an algorithm's error."""
+        algorithm, errors = make.algorithm("A", {Event.FIT_END: Stage.WEIGHTS}), {"B": OSError("disk")}
+        errors["C"] = ValueError("shape")
+        state.callbacks = [make.callback(name, "fit_end") for name in "BCD"]
+        for name, one in zip("BCD", state.callbacks, strict=True):
+            type(one).fit_end = lambda self, state, logger, name=name: calls.append(name) or _raise(errors.get(name))
+        engine = Engine(state, Logger(state, make.destination("L", "fit_end")), algorithms=algorithm)
+
+        with pytest.raises(OSError, match="disk") as caught:
+            engine.run_event("fit_end")
+        assert calls == [("A", "fit_end"), "B", "C", "D", ("L", "fit_end")]
+        assert caught.value.__notes__ == ["At fit_end, this failed, too: ValueError: shape"]
+
+        errors["C"], calls[:] = KeyboardInterrupt(), []
+        with pytest.raises(KeyboardInterrupt):
+            engine.run_event("fit_end")
+        assert calls == [("A", "fit_end"), "B", "C"]
+
+        type(algorithm).apply = lambda *_: _raise(ZeroDivisionError())
+        engine.forget_plan()
+        calls[:] = []
+        with pytest.raises(ZeroDivisionError):
+            engine.run_event("fit_end")
+        assert calls == []
+
+
+def _raise(error):
+    if error is not None:
+        raise error
+
 
 class TestPlanCache:
     def test_plan_is_reused(self, state, make, plans):

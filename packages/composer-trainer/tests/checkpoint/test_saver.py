@@ -514,6 +514,18 @@ class TestFailures:
 
         assert not any(one.is_complete for one in find_checkpoints(tmp_path))
 
+    def test_failure_of_another_callback_at_the_end(self, make_trainer, tmp_path):
+        """The last checkpoint is saved nevertheless, with the weights at the end, and its error is raised."""
+        trainer = make_trainer(None, save_folder=str(tmp_path), callbacks=[record("fit_end", lambda _: 1 / 0)])
+
+        with pytest.raises(ZeroDivisionError):
+            trainer.fit()
+
+        assert int(trainer.state.timestamp.epoch) == 3
+        verify_checkpoint(trainer.saved_checkpoints[-1])
+        resumed = make_trainer(None, load_path=f"{tmp_path}/ep3-ba15", weights=1)
+        assert torch.equal(weights(resumed), weights(trainer))
+
     def test_failing_link(self, make_trainer, tmp_path):
         """An error after a checkpoint is complete names what is not up to date, and does not report it as not saved."""
         (tmp_path / "latest").mkdir()

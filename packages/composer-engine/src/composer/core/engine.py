@@ -47,7 +47,8 @@ class Engine:
     event without listeners costs one look-up in a dictionary. After each algorithm and callback that runs before
     training (``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD``, ``FIT_START``) the engine checks that the optimizers hold the
     model's parameters. It warns after the first batch of algorithms none of whose layers acted in it, after the first
-    epoch of algorithms whose events the loop did not run, and at ``FIT_END`` of algorithms that have not acted.
+    epoch of algorithms whose events the loop did not run, and at ``FIT_END`` of algorithms that have not acted. An
+    error of a callback or logger at ``FIT_END`` is raised when the others have been called, among them those that save.
 
     Args:
         state: The state, with the algorithms and callbacks to run in ``state.algorithms`` and ``state.callbacks``.
@@ -221,23 +222,15 @@ class Engine:
         self._closed, self._may_evaluate = True, may_evaluate
         self._table = {}
         list(self._acts.end_of_first_batch())  # removes the hooks, if the first batch has failed
-        errors: list[BaseException] = []
         # Loggers last, because callbacks may log what they have found when they are closed.
         components = sorted(self._callbacks(), key=lambda one: isinstance(one, LoggerDestination))
         closing: list[Call] = [partial(component.close, self.state, self.logger) for component in components]
         num_loggers = sum(isinstance(one, LoggerDestination) for one in components)
         closing.insert(len(closing) - num_loggers, self.logger.deliver)  # including the last metrics of the callbacks
-        for close in [*closing, *(component.post_close for component in components)]:
-            try:
-                close()
-            except BaseException as error:  # noqa: BLE001  (raised below, when the others are closed)
-                errors.append(error)
-        self.logger = Logger(self.state)  # without the closed ones
-        if errors:
-            errors.sort(key=lambda error: isinstance(error, Exception))
-            for also in errors[1:]:
-                errors[0].add_note(f"While closing, this failed, too: {type(also).__name__}: {also}")
-            raise errors[0]
+        try:
+            _call_each([*closing, *(component.post_close for component in components)], "While closing", BaseException)
+        finally:
+            self.logger = Logger(self.state)  # without the closed ones
 
     _close = close  # which programs for MosaicML Composer unregister from atexit
 
@@ -292,6 +285,9 @@ class Engine:
             calls = (*calls[: len(calls) - loggers], self.logger.deliver, *calls[len(calls) - loggers :])
         if event in MODEL_EVENTS and any(entry.kind != "logger" for entry in entries):
             calls = self._with_checks(event, entries, calls)
+        if event is Event.FIT_END:  # a callback that fails does not prevent the save of the training by another one
+            algorithms = sum(entry.kind == "algorithm" for entry in entries)
+            calls = (*calls[:algorithms], partial(_call_each, calls[algorithms:], "At fit_end"))
         unwrapped: Call = partial(_call_all, calls)
         call = unwrapped
         for wrapper in self._wrappers("wrap_event"):
@@ -375,6 +371,21 @@ def _event_of(event: Event | str) -> Event:
 def _call_all(calls: Sequence[Call]) -> None:
     for call in calls:
         call()
+
+
+def _call_each(calls: Sequence[Call], when: str, caught: type[BaseException] = Exception) -> None:
+    """Make all calls, then raise the first error, with notes of the others; Ctrl-C and ``SystemExit`` before others."""
+    errors: list[BaseException] = []
+    for call in calls:
+        try:
+            call()
+        except caught as error:
+            errors.append(error)
+    errors.sort(key=lambda error: isinstance(error, Exception))
+    for also in errors[1:]:
+        errors[0].add_note(f"{when}, this failed, too: {type(also).__name__}: {also}")
+    if errors:
+        raise errors[0]
 
 
 def _run_if_matching(
