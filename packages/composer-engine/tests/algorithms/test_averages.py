@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from composer.algorithms import EMA, SWA
 from composer.algorithms._averages import AveragedWeights
-from composer.core import Event
+from composer.core import Event, evaluation_weights
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -222,3 +223,76 @@ class TestFrozen:
             averages.load_state_dict({"averaged_weights": {name: torch.ones(shape)}})
             with pytest.raises(ValueError, match=message):
                 averages.check(adapted_model(), training=True)
+
+
+def seven(model):
+    return {name: torch.full_like(tensor, 7) for name, tensor in model.state_dict().items()}
+
+
+def evaluated(engine):
+    """Return a weight as it is evaluated."""
+    with evaluation_weights(engine.state):
+        return engine.state.model.layers.weight.detach().clone()
+
+
+class TestOtherWeights:
+    """Averages belong to the weights with which a training, or an evaluation before, has ended."""
+
+    @pytest.fixture(params=[lambda: EMA("2ba"), lambda: SWA("0ba", "9ep", "1ba")], ids=["EMA", "SWA"])
+    def engine(self, request, watch, make_engine, step, batch):
+        """A training of three batches."""
+        engine = make_engine(watch(), request.param(), max_duration="9ep")
+        for _ in range(3):
+            step(engine, batch)
+        return engine
+
+    @pytest.mark.parametrize("inference", [False, True])
+    @pytest.mark.parametrize("assign", [False, True])
+    def test_after_the_training(self, engine, assign, inference):
+        """Loaded weights are evaluated, also other tensors and those of inference mode, and no averages are saved."""
+        (algorithm,), model = engine.state.algorithms, engine.state.model
+        engine.run_event("fit_end")
+        assert "averaged_weights" in algorithm.state_dict()
+        with torch.inference_mode(inference):
+            model.load_state_dict(seven(model), assign=assign)
+
+        with pytest.warns(UserWarning, match=f"{type(algorithm).__name__}'s averages.*are not used"):
+            assert bool((evaluated(engine) == 7).all())
+        assert "averaged_weights" not in algorithm.state_dict()
+
+    def test_between_evaluations(self, engine, step, batch):
+        """Weights that are loaded between two evaluations are evaluated; after another batch the averages."""
+        (algorithm,), model = engine.state.algorithms, engine.state.model
+        evaluated(engine)
+        model.load_state_dict(seven(model))
+        with pytest.warns(UserWarning, match="changed after their training"):
+            assert bool((evaluated(engine) == 7).all())
+        assert "averaged_weights" in algorithm.state_dict()  # the training continues
+        step(engine, batch)
+
+        assert bool((evaluated(engine) < 7).all())
+
+    def test_training_from_other_weights(self, engine, step, batch):
+        """A training that continues after the weights were changed averages these, not the former ones."""
+        (algorithm,), model = engine.state.algorithms, engine.state.model
+        engine.run_event("fit_end")
+        model.load_state_dict(seven(model))
+        with pytest.warns(UserWarning, match="changed after their training"):
+            engine.run_event("fit_start")
+        weights = []
+        for _ in range(2):
+            step(engine, batch)
+            weights.append(model.layers.weight.detach().clone())
+
+        share = 0.5 if isinstance(algorithm, SWA) else 1 - 0.5**0.5
+        torch.testing.assert_close(evaluated(engine), torch.lerp(*weights, share))
+
+    def test_training_that_continues(self, engine, step, batch):
+        """A training that continues from its own weights keeps its averages, and saves them."""
+        (algorithm,) = engine.state.algorithms
+        for event in ("fit_end", "fit_start"):
+            engine.run_event(event)
+            before = evaluated(engine)
+        assert torch.equal(algorithm.state_dict()["averaged_weights"]["layers.weight"], before)
+        step(engine, batch)
+        assert not torch.equal(evaluated(engine), engine.state.model.layers.weight)

@@ -426,6 +426,27 @@ class TestSharded:
         torch.testing.assert_close([weight.full_tensor() for weight in sharded], weights)
         assert all(isinstance(weight, DTensor) for weight in sharded)
 
+    def test_weights_that_are_loaded_after_the_training(self, mesh, watch, make_engine, step, batch):
+        """They are evaluated as they are; forward passes and evaluations change nothing for the averages."""
+        model = fully_shard(watch(nn.Linear(8, 3)), mesh=mesh)
+        engine = make_engine(model, EMA(half_life="2ba"))
+        for _ in range(2):
+            step(engine, batch)
+        engine.run_event("fit_end")
+
+        def evaluated():
+            with torch.no_grad():
+                engine.run_event("eval_start")
+                outputs = model(batch)
+                engine.run_event("eval_end")
+                model(batch)
+            return outputs
+
+        assert torch.equal(evaluated(), evaluated())
+        model.load_state_dict({name: torch.zeros_like(weight) for name, weight in model.state_dict().items()})
+        with pytest.warns(UserWarning, match="changed after their training"):
+            assert not evaluated().any()
+
 
 class TestPlan:
     @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -14,7 +15,10 @@ from torch import Tensor, nn
 
 from composer.algorithms._idle import warn_of_no_effect
 from composer.core import Algorithm, Event, Stage, State, Time, TimeUnit
+from composer.core.checks import caller_level
 from composer.core.declarations import owned
+from composer.core.evaluator import has_modes
+from composer.core.optimizers import unwrapped
 from composer.core.saving.components import read_state
 from composer.core.saving.model_state import bare_model, bare_name
 from composer.core.saving.records import read
@@ -163,6 +167,11 @@ class AveragedWeights:
     _used_by: set[object] = attrs.field(factory=set, init=False)
     _is_in_model: bool = attrs.field(default=False, init=False)
     _is_sharded: bool = attrs.field(default=False, init=False)
+    _state: State | None = attrs.field(default=None, init=False)
+    # The batch and the versions of the weights after the training or the last exchange, to which the averages belong.
+    _left: tuple[int, list[tuple[int, int]]] | None = attrs.field(default=None, init=False)
+    _has_ended: bool = attrs.field(default=False, init=False)
+    _has_warned: bool = attrs.field(default=False, init=False)
 
     def __bool__(self) -> bool:
         return bool(self._outside)
@@ -251,17 +260,18 @@ class AveragedWeights:
             self._used_by.add(event)
         else:
             self._used_by.discard(_SWAP_OUT[event])
-        self._exchange(into_model=bool(self._used_by))  # a prediction within an evaluation does not end the evaluation
+        # A prediction within an evaluation does not end the evaluation.
+        self._exchange(into_model=bool(self._used_by) and not self.are_outdated())
 
     def in_model(self, model: nn.Module) -> AbstractContextManager[None] | None:
-        """Return a context in which the averages are in the model; None if there are none.
+        """Return a context in which the averages are in the model; None if there are none of its weights.
 
         Its end also ends evaluations that started within it and failed.
         """
         if not self._outside:
             return None
         self.check(model, training=False)
-        return self._in_model()
+        return None if self.are_outdated() else self._in_model()
 
     @contextlib.contextmanager
     def _in_model(self) -> Iterator[None]:
@@ -284,15 +294,53 @@ class AveragedWeights:
 
         Loaded averages are kept, whatever the timestamp.
         """
+        is_outdated = self._has_ended and self.are_outdated()
+        self._state, self._left, self._has_ended = state, None, False
         restarts = self._model is not None and not state.timestamp.count(TimeUnit.BATCH)
         if self._model is None and self._outside and not self._is_in_model:
             self._check_loaded(state.model)  # the first update binds them, as the model may be sharded before
             return False
         self.check(state.model, training=False)
         self.restore()
-        if restarts:
+        if restarts or is_outdated:
             self._outside, self._slots = {}, {}
         return restarts
+
+    def end_fit(self) -> None:
+        """Remember the weights with which a training ends."""
+        self._has_ended = True
+        self._remember_weights()
+
+    def are_outdated(self) -> bool:
+        """Return whether the weights were changed after the training, or between evaluations; warn at the first time.
+
+        Seen are changes in place, as by ``load_state_dict``, and other parameters; not assignments to ``data``.
+        """
+        if self._left is None or self._state is None or self._is_in_model:
+            return False
+        batch, versions = self._left
+        if self._state.timestamp.counts.batch != batch or self._versions() == versions:
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"The weights of the model were changed after their training, so {self.owner}'s averages, which belong "
+                "to the trained weights, are not used: the model is evaluated and saved as it is.",
+                stacklevel=caller_level(),
+            )
+        return True
+
+    def _remember_weights(self) -> None:
+        # Optimizers with averages of their own, such as schedule-free ones, write weights around evaluations, too.
+        if self._state is not None and not any(has_modes(unwrapped(one)) for one in self._state.optimizers):
+            self._left, self._has_warned = (self._state.timestamp.counts.batch, self._versions()), False
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Return what identifies the model's parameters and their values; another device changes none of it."""
+        if self._is_sharded and self._model is not None:
+            reshard(self._model)
+        weights = [one for holder, key in self._slots.values() if isinstance(one := holder.get(key), nn.Parameter)]
+        return [(id(one), -1 if one.is_inference() else one._version) for one in weights]  # noqa: SLF001  (torch has no other)
 
     def keep_in_model(self) -> None:
         """Keep the averages in the model, and discard the training weights."""
@@ -321,8 +369,8 @@ class AveragedWeights:
         return copied
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights that are not in the model, under the name of their kind."""
-        if not self._outside:
+        """Return the weights that are not in the model, under the name of their kind; no outdated averages."""
+        if not self._outside or (self._has_ended and self.are_outdated()):
             return {}
         kind = "training_weights" if self._is_in_model else "averaged_weights"
         state = {kind: {name: tensor for name, tensor in self._outside.items() if name not in self._copied}}
@@ -338,6 +386,7 @@ class AveragedWeights:
             for tensors in (saved, state.get("exact_averages") or {})
         )
         self._model, self._slots, self._copied = None, {}, set()
+        self._left, self._has_ended = None, False
         self._used_by.clear()
 
     def _check_loaded(self, model: nn.Module) -> None:
@@ -408,6 +457,8 @@ class AveragedWeights:
             if holder.get(key) is not None:
                 holder[key], self._outside[name] = self._outside[name], holder[key]
         self._is_in_model = into_model
+        if not into_model:
+            self._remember_weights()
 
 
 def _new_average(weight: Tensor) -> Tensor:

@@ -96,6 +96,7 @@ class EMA(WeightAveraging):
             if event is Event.EVAL_START:
                 self._warn_of_slow_average(state, is_evaluation=True)
         elif event is Event.FIT_END:
+            self._averages.end_fit()
             self._averages.warn_if_empty(self, self.ema_start)
             if self._averages and not self._updated_at.counts.batch:
                 warn_of_no_effect(

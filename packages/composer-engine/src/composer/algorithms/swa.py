@@ -86,6 +86,8 @@ class SWA(WeightAveraging):
             restarts = self._averages.begin_fit(state)
             if restarts or (self._is_over and not state.has_reached(self.swa_start)):
                 self._is_over, self._num_averaged, self._first_lrs = False, 0, None
+            elif not self._averages and not self._is_over:  # outdated ones are discarded, and not saved
+                self._num_averaged = 0
         else:
             self._average(event, state)
         if self.schedule_swa_lr and self._first_lrs is not None:
@@ -105,6 +107,7 @@ class SWA(WeightAveraging):
         if event in SWAPS:
             self._averages.swap(event)
         elif event is Event.FIT_END:
+            self._averages.end_fit()
             self._averages.warn_if_empty(self, self.swa_start)
         else:
             self._advance(event, state)
