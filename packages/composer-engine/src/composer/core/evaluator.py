@@ -116,6 +116,8 @@ class Evaluator(NamesArguments):
     eval_interval: EvalInterval | None = attrs.field(default=None, converter=_to_eval_interval)
     device_eval_microbatch_size: int | None = integer(None, 1, meaning="It is a number of samples, or None.")
     training_weights: bool = attrs.field(default=False, validator=is_flag)
+    order: Any = attrs.field(default=None, init=False, repr=False)
+    """How a Trainer iterates over data whose workers are persistent, so that its next evaluation has the same ones."""
 
 
 class MetricValues(dict[str, Any]):

@@ -1,9 +1,11 @@
 """Evaluation: interval, data, results, and no effect on training."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from composer.core import Callback, DataSpec, Evaluator, Event
@@ -318,6 +320,29 @@ class TestNoSideEffects:
         trainer.fit()
 
         assert trainer.state.timestamp.total_wct.total_seconds() < 0.3
+
+
+class OfWorkers(Dataset):
+    """Samples without a class whose input is the number of the process that has loaded them."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(os.getpid())), index % 2
+
+
+@pytest.mark.parametrize("subset", [-1, 1])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_persistent_workers_load_for_each_evaluation(persistent, subset):
+    """Workers that are to persist load the data of the next evaluation, also after one of a part of the data."""
+    loader, processes = DataLoader(OfWorkers(), batch_size=2, num_workers=1, persistent_workers=persistent), []
+    trainer = small_run(eval_dataloader=loader, eval_subset_num_batches=subset, max_duration="3ep")
+    trainer.engine.on("eval_batch_end", lambda state, _: processes.append(state.batch[0].unique().tolist()))
+    trainer.fit()
+
+    assert len(processes) == 3 * (4 if subset == -1 else 1)
+    assert len({one for batch in processes for one in batch}) == (1 if persistent else 3)
 
 
 class TestErrors:

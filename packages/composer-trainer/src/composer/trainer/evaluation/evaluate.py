@@ -51,7 +51,7 @@ from composer.functional.dtensors import is_sharded
 from composer.functional.nested import join
 from composer.trainer.data.batches import prepare_batch, warn_of_repeats
 from composer.trainer.data.objects import load_objects, objects_to_evaluate, save_objects
-from composer.trainer.data.order import make_order
+from composer.trainer.data.order import DataOrder, make_order
 from composer.trainer.evaluation.metrics import (
     SupportsMetrics,
     compute_metrics,
@@ -318,8 +318,10 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int, signals: St
     if evaluator.training_weights:
         engine.restore()  # at this event, averages have been moved into the model
     loader = evaluator.dataloader.dataloader
+    order = evaluator.order or make_order(loader, state.rank_zero_seed)
+    evaluator.order = order if getattr(loader, "persistent_workers", False) else None
     with _restoring_parts(loader):
-        for batch, counts in signals.until_stopped(_first_batches(state, loader, subset)):
+        for batch, counts in signals.until_stopped(_first_batches(state, loader, order, subset)):
             _evaluate_batch(engine, evaluator, batch, counts)
     found, announced = int(state.eval_timestamp.batch), state.dataloader_len
     if any_rank(not found):  # in all processes, or the others would wait for this one
@@ -350,13 +352,12 @@ def _restoring_parts(loader: Iterable[Any]) -> Iterator[None]:
         raise
 
 
-def _first_batches(state: State, loader: Iterable[Any], subset: int) -> Iterator[tuple[Any, bool]]:
+def _first_batches(state: State, loader: Iterable[Any], order: DataOrder, subset: int) -> Iterator[tuple[Any, bool]]:
     """Yield the first ``subset`` batches, all if -1, each with whether it counts.
 
     A sample that several processes have, so that all have equally many batches, counts in one of them. Processes with a
     sharded model compute equally many batches.
     """
-    order = make_order(loader, state.rank_zero_seed)
     batches = itertools.islice(order.begin(0), None if subset == -1 else subset)
     if order.global_batch_size is not None:
         end, places = order.end(0) or 0, itertools.count(get_data_rank(), order.place_distance)
@@ -439,7 +440,8 @@ def predict(
         state.set_dataloader(spec.dataloader, "predict", min(lengths, default=None))
         state.predict_timestamp = Timestamp()
         engine.run_event(Event.PREDICT_START)
-        for batch, counts in signals.until_stopped(_first_batches(state, spec.dataloader, subset)):
+        order = make_order(spec.dataloader, state.rank_zero_seed)
+        for batch, counts in signals.until_stopped(_first_batches(state, spec.dataloader, order, subset)):
             began = time.perf_counter()
             number = int(state.predict_timestamp.batch)
             state.batch = prepare_batch(batch, spec, state.device, "dataloader", number)
