@@ -106,6 +106,20 @@ def predictions(count):
     return [[part.tolist() for part in one] for one in (joined, sampled)]
 
 
+def scheduled(loader, steps, *, every_batch):
+    """Return the warnings of a training of 2 epochs with a schedule of so many steps."""
+    model = Scale()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    settings = {"optimizers": optimizer, "schedulers": schedule, "step_schedulers_every_batch": every_batch}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Trainer(
+            model=model, train_dataloader=loader, max_duration="2ep", device="cpu", progress_bar=False, **settings
+        ).fit()
+    return [str(one.message) for one in caught if "steps" in str(one.message)]
+
+
 def main(folder):
     warnings.simplefilter("error")
     logged = []
@@ -136,6 +150,12 @@ def main(folder):
             for sampler in (WeightedRandomSampler([1.0] * 14, 14), SubsetRandomSampler(range(4)))
         },
         "predictions": {count: predictions(count) for count in (14, 13, 3, 1)},
+        "scheduled": {
+            "split": scheduled(DataLoader(DATA, 2), 14, every_batch=True),
+            "each epoch": scheduled(DataLoader(DATA, 2), 14, every_batch=None),
+            "divided": scheduled(DataLoader(DATA, 2), 7, every_batch=True),
+            "with a sampler": scheduled(with_sampler(shuffle=False, batch_size=2), 14, every_batch=True),
+        },
         "subset": train(DataLoader(Subset(DATA, range(4)), 2))[1],
     }
     Path(folder, f"{cd.get_global_rank()}.json").write_text(json.dumps(results))

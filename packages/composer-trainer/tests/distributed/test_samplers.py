@@ -174,6 +174,14 @@ class TestPlainLoaders:
         outputs = {row: output for part in filter(None, parts) for output, row in zip(*part, strict=True)}
         assert outputs == {row: row + 1.0 for row in range(count)}  # of Scale, whose weight is 1
 
+    def test_schedules_of_the_unsplit_loader(self, plain_loaders):
+        """A schedule made from the length of the loader has twice the steps of the training: a warning names both."""
+        for result in plain_loaders:
+            [warning], [each_epoch], *others = result["scheduled"].values()
+            assert "has 14 steps, and a training of '2ep' makes 8 of them, as the loader is split over 2" in warning
+            assert "give step_schedulers_every_batch=True" in each_epoch
+            assert others == [[], []]
+
     def test_are_logged_once(self, plain_loaders):
         """One message for each loader, of process 0."""
         first, second = (result["logged"] for result in plain_loaders)

@@ -259,7 +259,7 @@ def split_data(spec: DataSpec, name: str = "train_dataloader") -> DataSpec:
         seed = 0 if generator is None else from_rank_zero(generator.initial_seed())
         sampler = get_sampler(loader.dataset, shuffle=isinstance(own, RandomSampler), seed=seed)
         # In __dict__, because DataLoader.__setattr__ rejects another sampler.
-        loader.__dict__["sampler"] = sampler
+        loader.__dict__ |= {"sampler": sampler, "split_over": sampler.num_replicas}
         if batches is not None:
             loader.__dict__["batch_sampler"] = BatchSampler(sampler, batches.batch_size, batches.drop_last)
         if get_global_rank() == 0:

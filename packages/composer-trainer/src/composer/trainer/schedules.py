@@ -286,9 +286,8 @@ class TrainingSchedule:
         ]
         every_batch = [*(ready if self.step_every_batch else []), *([] if self.step_every_batch is False else by_clock)]
         every_epoch = [scheduler for scheduler in [*ready, *by_clock] if scheduler not in every_batch]
-        if self.step_every_batch is None:
-            for scheduler in ready:
-                _warn_of_steps(scheduler, self.max_duration or state.max_duration, state.dataloader_len)
+        for scheduler in ready if self.step_every_batch is not False else ():
+            _warn_of_steps(scheduler, self.max_duration or state.max_duration, state, bool(self.step_every_batch))
         return SteppedSchedulers(tuple(every_batch), tuple(every_epoch), tuple(by_clock))
 
 
@@ -310,17 +309,27 @@ def _of_transformers(scheduler: LRScheduler) -> list[Mapping[str, Any]]:
     return [one.keywords for one in functions if isinstance(one, partial) and "num_warmup_steps" in one.keywords]
 
 
-def _warn_of_steps(scheduler: LRScheduler, end: Time | None, length: int | None) -> None:
+def _warn_of_steps(scheduler: LRScheduler, end: Time | None, state: State, every_batch: bool) -> None:
     """Warn if a scheduler that steps after each epoch has about as many steps as the training has batches.
 
-    Those of Transformers step after each batch there, so that more steps than epochs suffice.
+    Those of Transformers step after each batch there, so that more steps than epochs suffice. Also warn if one that
+    steps after each batch has about as many as the training would have if ``split_data`` had not split the loader.
     """
-    steps = known_steps(scheduler)
+    steps, length, split = known_steps(scheduler), state.dataloader_len, getattr(state.dataloader, "split_over", 1)
     if end is None or length is None or end.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
         return
     epochs, batches = (end.value, end.value * length) if end.unit is TimeUnit.EPOCH else (end.value / length, end.value)
+    if every_batch:
+        if split > 1 and abs(steps - split * batches) < batches / 2:
+            warnings.warn(
+                f"{type(scheduler).__name__} has {steps} steps, and a training of '{end}' makes {int(batches)} of "
+                f"them, as the loader is split over {split} processes: divide the number of steps by "
+                "composer.distributed.get_world_size().",
+                stacklevel=caller_level(),
+            )
+        return
     is_too_long = steps > epochs and bool(_of_transformers(scheduler))
-    if is_too_long or abs(steps - batches) < min(steps - epochs, batches / 2):
+    if is_too_long or any(abs(steps - one) < min(steps - epochs, one / 2) for one in (batches, split * batches)):
         warnings.warn(
             f"{type(scheduler).__name__} has {steps} steps, and steps after each epoch: a training of '{end}' makes "
             f"{math.ceil(epochs)} steps of it, in {int(batches)} batches. For a step after each batch, give "
