@@ -114,3 +114,4 @@ def test_stream_in_another_number_of_processes(folder):
     [text] = result(folder, "stream-4-0")
     assert "saved by 2 processes, and 4 resume from it" in text
     assert "the current epoch may repeat samples and skip others" in text
+    assert "use sampler=composer.distributed.get_sampler(data, shuffle=True) in every run, also in one of" in text

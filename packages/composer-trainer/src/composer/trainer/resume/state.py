@@ -408,7 +408,9 @@ class ResumeState:
         data = "the epoch continues with its next sample"
         if batches is not None and place is not None and not batches.place_reader.is_of_same_order(place):
             data = (
-                "the current epoch may repeat samples and skip others, as the data is not split by a DistributedSampler"
+                "the current epoch may repeat samples and skip others, as not both runs split the data by get_sampler: "
+                "for a map-style data set, use sampler=composer.distributed.get_sampler(data, shuffle=True) in every "
+                "run, also in one of a single process"
             )
         warnings.warn(
             f"The checkpoint was saved by {record.world_size or 'other'} processes, and {get_world_size()} resume from "
