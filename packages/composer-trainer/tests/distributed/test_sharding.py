@@ -187,3 +187,20 @@ def test_summary_of_a_sharded_model():
 
     with pytest.raises(ValueError, match=r"cannot be summarized, .* Call summary\(trainer\) before fit\(\)"):
         summary(trainer)
+
+
+@pytest.mark.parametrize("mixed_precision", ["DEFAULT", "PURE"])
+def test_batchnorm_in_16_bits(mixed_precision):
+    """Layers with running statistics are gathered in 32 bits; weights and statistics are those without FSDP2."""
+
+    def train(**options):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        trainer = small_run(network=network, precision="amp_bf16", max_duration="2ep", **options)
+        trainer.fit()
+        state = trainer.state.model.state_dict()
+        return {name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in state.items()}
+
+    sharded = train(parallelism_config={"fsdp": {"mixed_precision": mixed_precision}})
+
+    torch.testing.assert_close(sharded, train(), rtol=0, atol=1e-6)

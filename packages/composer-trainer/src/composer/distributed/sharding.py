@@ -144,7 +144,9 @@ def shard(
             block.compile(**compile_config)
     if settings is not None:
         # Inner blocks before outer ones and the model last, because fully_shard leaves out what is sharded already.
-        modules = [*reversed(blocks.values()), model]
+        norms = model.modules() if settings.policy(precision).param_dtype else ()
+        units = [one for one in norms if _has_statistics(one) and _uses(one).items() <= uses.items()]
+        modules = [*dict.fromkeys([*units, *reversed(blocks.values()), model])]
         _shard_blocks(modules, settings, _data_mesh(device_mesh, device), precision)
     # Both ways to split a model replace its parameters by DTensors, and the optimizers have the former ones.
     update_params_in_optimizer(before, model.named_parameters(), optimizers)
@@ -212,12 +214,18 @@ def _shard_blocks(modules: Sequence[nn.Module], settings: FSDPSettings, mesh: De
         fsdp.fully_shard(
             module,
             mesh=mesh,
-            mp_policy=policy,
+            # Layers such as BatchNorm need weights of the dtype of their statistics, which are not gathered.
+            mp_policy=dataclasses.replace(policy, param_dtype=None) if _has_statistics(module) else policy,
             offload_policy=offload,
             reshard_after_forward=settings.reshard_after_forward,
         )
     if callable(getattr(modules[-1], "generate", None)):  # it calls parts of the model, without the model's forward
         fsdp.register_fsdp_forward_method(modules[-1], "generate")
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    """Return whether a module has parameters beside running statistics, as BatchNorm does."""
+    return getattr(module, "running_mean", None) is not None and any(True for _ in module.parameters(recurse=False))
 
 
 def _make_contiguous(model: nn.Module) -> None:
