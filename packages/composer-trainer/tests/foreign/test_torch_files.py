@@ -72,7 +72,7 @@ class TestLoadTorchWeights:
         """A dictionary that a module has added to its state_dict does not make it a file without weights."""
         torch.save(nn.Sequential(nn.Linear(2, 2), Counter()).state_dict(), tmp_path / "weights.pt")
 
-        assert list(load_torch_weights(tmp_path / "weights.pt")) == ["0.weight", "0.bias"]
+        assert list(load_torch_weights(str(tmp_path / "weights.pt"))) == ["0.weight", "0.bias"]
 
     def test_of_the_tutorial(self, tmp_path):
         """Torch's tutorial saves weights under model_state_dict, beside the optimizer's state."""

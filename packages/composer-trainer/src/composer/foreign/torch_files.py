@@ -21,7 +21,7 @@ _NESTS = (("state", "model"), ("state_dict",), ("model",), ("model_state_dict",)
 _NAMES = "'state_dict', 'model' or 'model_state_dict'"
 
 
-def load_torch_weights(path: Path) -> dict[str, Tensor]:
+def load_torch_weights(path: str | Path) -> dict[str, Tensor]:
     """Return the weights in a file of ``torch.save``; everything else in it is ignored.
 
     Beside tensors, containers and numbers it may hold what a Composer checkpoint does: torch's version, durations, and
@@ -40,7 +40,7 @@ def load_torch_weights(path: Path) -> dict[str, Tensor]:
         >>> list(load_torch_weights(path))
         ['weight', 'bias']
     """
-    return weights_in(read_torch_file(path), path)
+    return weights_in(read_torch_file(Path(path)), path)
 
 
 def read_file(path: str) -> Any:
