@@ -410,6 +410,19 @@ class TestModule:
 
         assert callback.adapter.state.timestamp.batch == module.trainer.global_step == 12
 
+    @pytest.mark.parametrize("accumulate", [1, 2])
+    def test_skipped_steps_with_gradient_clipping(self, accumulate):
+        """A step without a loss clips nothing, and the others clip as Lightning does."""
+
+        def step(self, batch, batch_idx):
+            return None if batch_idx < 2 else cross_entropy(self(batch[0]), batch[1])
+
+        module, _ = fit(GradientClipping("norm", 0.05), self.variant(step), accumulate_grad_batches=accumulate)
+        expected = self.variant(step)
+        make_trainer(gradient_clip_val=0.05, accumulate_grad_batches=accumulate).fit(expected, make_loader())
+
+        torch.testing.assert_close(module.state_dict(), expected.state_dict(), rtol=0, atol=1e-7)
+
 
 class TestRefusals:
     """What cannot work raises an error of one sentence before training."""

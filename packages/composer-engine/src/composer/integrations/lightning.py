@@ -89,7 +89,7 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
         self._step: Callable[[Batch], Any] = _no_step
         self._result: Any = None
         self._batch: Batch = None
-        self._is_repeated = self._holds_loaded_weights = False
+        self._is_repeated = self._holds_loaded_weights = self._has_loss = False
         # What to undo at the end of a run, of an evaluation, and of the first batch.
         self._undo, self._evaluation = contextlib.ExitStack(), contextlib.ExitStack()
         self._until_first_loss = contextlib.ExitStack()
@@ -192,14 +192,14 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
             self.adapter.end_backward()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        """Run the events at which the gradients are complete."""
-        if pl_module.automatic_optimization:
+        """Run the events at which the gradients are complete, unless ``training_step`` has skipped all batches."""
+        if pl_module.automatic_optimization and self._has_loss:
             self.adapter.end_gradients()
 
     def on_train_batch_end(self, trainer: Trainer, *__: Any) -> None:
         """Advance the clock, if optimizers have stepped: once, as several may step in a batch."""
         if trainer.global_step > self._global_step:
-            self._global_step = trainer.global_step
+            self._global_step, self._has_loss = trainer.global_step, False
             self.adapter.end_step()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -310,6 +310,7 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
                 self._batch = self.adapter.begin_batch(batch)
             try:
                 loss = self.adapter.compute_loss(self._batch)
+                self._has_loss = True
                 return {**self._result, "loss": loss} if isinstance(self._result, Mapping) else loss
             except _SkippedStep:
                 return self._result
