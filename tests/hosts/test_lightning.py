@@ -652,6 +652,22 @@ class TestFabric:
         torch.testing.assert_close(resumed, expected, rtol=0, atol=0)
         assert "MixUp" in str(algorithms.explain())
 
+    def test_second_training(self):
+        """Another training begins at the start of the clock, and steps once with each optimizer that was set up."""
+        _, algorithms = self.train([SAM(), EMA("2ba")])
+        model, optimizer = algorithms.model, algorithms.optimizer
+        algorithms.end_fit()
+        algorithms.begin_fit(max_duration="1ep", train_dataloader=make_loader())
+        algorithms.begin_epoch()
+        for batch in make_loader():
+            algorithms.step(batch)
+        algorithms.end_epoch()
+
+        assert (algorithms.model, algorithms.optimizer) == (model, optimizer)
+        assert (algorithms.state.timestamp.batch, algorithms.state.timestamp.epoch) == (4, 1)
+        assert algorithms.state.optimizers[0].param_groups[0]["sam_steps"] == 16
+        assert algorithms.state.algorithms[0].acted == 4
+
     def test_evaluation(self):
         """An evaluation uses the averages."""
         ema = EMA("2ba")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 
@@ -11,6 +11,7 @@ from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
 from composer.core import Algorithm, Event, Logger, Stage, State
 from composer.core.checks import integer, number
 from composer.core.declarations import owned
+from composer.core.saving.components import transient
 
 
 @attrs.define(eq=False)
@@ -38,6 +39,8 @@ class SAM(Algorithm):
     epsilon: float = number(1e-12, 0, above=True, meaning="It is added to a norm.")
     interval: int = integer(1, 1, meaning="It is a number of steps.")
 
+    _handles: list[Any] = transient(factory=list)
+
     acted = 0
     idle_reason = (
         "The loop has stepped none of the optimizers that it wraps: take them from state.optimizers after the event "
@@ -61,8 +64,9 @@ class SAM(Algorithm):
             else cf.SAMOptimizer(optimizer, self.rho, self.epsilon, self.interval)
             for optimizer in state.optimizers
         )
-        for optimizer in state.optimizers:
-            optimizer.register_step_post_hook(self._count)
+        for handle in self._handles:  # a host may begin a second training with the same optimizer
+            handle.remove()
+        self._handles = [optimizer.register_step_post_hook(self._count) for optimizer in state.optimizers]
 
     def _count(self, *_: object) -> None:
         self.acted += 1

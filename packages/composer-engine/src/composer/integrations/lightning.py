@@ -424,7 +424,7 @@ class FabricAlgorithms(HostAlgorithms):
         forward: Callable[[nn.Module, Batch], Any] | None = None,
         seed: int = 0,
     ) -> None:
-        self._fabric, self._forward = fabric, forward
+        self._fabric, self._forward, self._is_loaded = fabric, forward, False
         self.model: Any = model
         self.optimizer: Any = optimizer
         adapter = Adapter(
@@ -451,6 +451,9 @@ class FabricAlgorithms(HostAlgorithms):
     ) -> None:
         """Set up model and optimizer with Fabric, and begin the training; call it after ``fabric.load``, if any.
 
+        Called again, it begins another training at the start of the clock, with the same model and optimizer; after
+        another ``fabric.load`` it continues from there.
+
         Args:
             max_duration: The duration of the training, such as ``"10ep"``.
             train_dataloader: The training data, as ``fabric.setup_dataloaders`` returns it.
@@ -459,17 +462,29 @@ class FabricAlgorithms(HostAlgorithms):
         Raises:
             ValueError: An optimizer computes a step twice, as SAM's does, and gradients are scaled.
         """
-        adapter, own = self.adapter, self.optimizer
-        self.model, self.optimizer = self._fabric.setup(self.model, own)
-        adapter.begin_fit(
-            own, max_duration=max_duration, train_dataloader=train_dataloader, dataloader_len=dataloader_len
-        )
+        adapter, (own,) = self.adapter, self.adapter.optimizers
+        if self.model is adapter.state.model:  # Fabric sets up a model once
+            self.model, self.optimizer = self._fabric.setup(self.model, own)
+        if not self._is_loaded:
+            adapter.state.timestamp = Timestamp()
+        self._is_loaded = False
+        adapter.begin_fit(max_duration=max_duration, train_dataloader=train_dataloader, dataloader_len=dataloader_len)
         enter_training_mode(adapter.state.model)
         (optimizer,) = adapter.optimizers
         if optimizer is not own:
             self.optimizer = self._fabric.setup_optimizers(optimizer)
         if adapter.computes_again and getattr(self._fabric.strategy.precision, "scaler", None) is not None:
             raise ValueError(_closure_and_scaler(optimizer, self._fabric.strategy.precision.precision))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
+        """Load what ``state_dict`` returned; ``fabric.load`` calls it.
+
+        Raises:
+            StateMismatchError: The state does not fit, and nothing has been loaded.
+        """
+        report = super().load_state_dict(state_dict)
+        self._is_loaded = True
+        return report
 
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue one after a resume."""
