@@ -440,6 +440,14 @@ class TestRefusals:
         with pytest.raises((ValueError, TypeError), match=sentence):
             fit(algorithms, **settings)
 
+    @pytest.mark.parametrize("run", ["validate", "test", "predict"])
+    def test_other_module(self, run):
+        """The error for a module that was loaded from a checkpoint has the call that evaluates the checkpoint."""
+        trainer = make_trainer(ComposerCallback(EMA("2ba"), seed=SEED), max_epochs=1)
+        trainer.fit(Classifier(), make_loader())
+        with pytest.raises(ValueError, match=r"another model.* trainer\.test\(module, ckpt_path=...\)"):
+            getattr(trainer, run)(Classifier(), make_loader())
+
     def test_compiled_module(self):
         """A compiled LightningModule raises with the remedy."""
         with pytest.raises(ValueError, match=r"Compile a module inside it"):
