@@ -199,3 +199,20 @@ def test_average_in_float32_of_weights_of_16_bits(dtype):
 
     assert average.weight.dtype == torch.float32
     assert average.weight.mean().item() == pytest.approx(1.5 - 0.5 / 8, rel=1e-4)
+
+
+def test_saved_average_of_weights_of_16_bits():
+    """A saved average continues bit for bit in the copy that the docstring names; one in 16 bits would round it."""
+    model = nn.Linear(4, 4).bfloat16()
+    average, loaded = copy.deepcopy(model).float(), copy.deepcopy(model).float()
+    nn.init.normal_(model.weight)
+    cf.compute_ema(model, average, smoothing=0.9)
+    loaded.load_state_dict(average.state_dict())
+
+    for module in (average, loaded):
+        cf.compute_ema(model, module, smoothing=0.9)
+
+    assert torch.equal(loaded.weight, average.weight)
+    rounded = copy.deepcopy(model)
+    rounded.load_state_dict(average.state_dict())
+    assert not torch.equal(rounded.weight.float(), average.weight)

@@ -23,7 +23,8 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
     norm, of codebooks or of counts have no meaning.
 
     Weights in float16 or bfloat16 could not follow small changes: their averages become float32 at the first update.
-    To evaluate in the model's dtype, convert a copy: ``copy.deepcopy(ema_model).to(torch.bfloat16)``.
+    Create the average by ``copy.deepcopy(model).float()``, also before you load a saved one, which a copy in 16 bits
+    would round. To evaluate in the model's dtype, convert a copy: ``copy.deepcopy(ema_model).to(torch.bfloat16)``.
 
     Args:
         model: The trained model; not changed.
