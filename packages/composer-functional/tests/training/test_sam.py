@@ -333,6 +333,8 @@ class TestScaler:
 
         with pytest.raises(RuntimeError, match=r"Call optimizer\.step\(closure, scaler\) and then scaler\.update\(\)"):
             scaler.step(optimizer, _closure(model, optimizer))
+        with pytest.raises(RuntimeError, match=r"Call optimizer\.step\(closure, scaler\) and then scaler\.update\(\)"):
+            scaler.step(optimizer)
 
         scaler.update()
         before = _weights(model)
@@ -499,8 +501,8 @@ class TestAsAnOptimizer:
 
 
 class TestErrors:
-    @pytest.mark.parametrize("closure", [None, 3])
-    def test_step_without_closure(self, closure: object):
+    @pytest.mark.parametrize("arguments", [(), (None,), (3,)])
+    def test_step_without_closure(self, arguments: tuple[object, ...]):
         """The error states the reason and the correct call; nothing changes."""
         model = _network()
         before = _weights(model)
@@ -508,7 +510,7 @@ class TestErrors:
         model(_batch()[0]).sum().backward()
 
         with pytest.raises(TypeError, match=r"closure must be a function .* optimizer\.step\(closure\)"):
-            optimizer.step(closure)
+            optimizer.step(*arguments)
 
         assert _equal(_weights(model), before)
 

@@ -17,6 +17,8 @@ from composer.functional.dtensors import local_parts
 from composer.functional.training.gradient_clipping import list_gradients, measure_norm, scale
 
 _STEPS = "sam_steps"
+# In the signature, which loops inspect, the closure has no default; without one, `step` raises its own errors.
+_REQUIRED = inspect.Parameter.empty
 
 
 def _of_base(name: str, doc: str) -> Any:
@@ -84,9 +86,7 @@ class SAMOptimizer(Optimizer):
         self.__setstate__({})
 
     @torch.no_grad()
-    def step(  # type: ignore[override]  # without a closure there is no second gradient
-        self, closure: Callable[[], Any] | None, scaler: torch.amp.GradScaler | None = None
-    ) -> Any:
+    def step(self, closure: Callable[[], Any] | None = _REQUIRED, scaler: torch.amp.GradScaler | None = None) -> Any:
         """Update the weights, every ``interval``-th time by the gradient at the point with the highest loss nearby.
 
         Args:
@@ -106,8 +106,8 @@ class SAMOptimizer(Optimizer):
             RuntimeError: It was called by ``scaler.step``.
         """
         self._reject_scaled_step()
-        if not callable(closure):
-            self._step_without_closure(closure)
+        if closure is _REQUIRED or not callable(closure):
+            self._step_without_closure(None if closure is _REQUIRED else closure)
             return None
         if scaler is not None and not scaler.is_enabled():
             scaler = None
