@@ -660,6 +660,13 @@ class TestFabric:
         torch.testing.assert_close(resumed, expected, rtol=0, atol=0)
         assert "MixUp" in str(algorithms.explain())
 
+    def test_several_optimizers(self):
+        """The error names what is expected."""
+        network = make_network()
+        optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (network[0], network[5])]
+        with pytest.raises(TypeError, match=r"optimizer must be one torch.optim.Optimizer, got list"):
+            FabricAlgorithms(lightning.Fabric(accelerator="cpu"), network, optimizers, MixUp(), cross_entropy)
+
     def test_second_training(self):
         """Another training begins at the start of the clock, and steps once with each optimizer that was set up."""
         _, algorithms = self.train([SAM(), EMA("2ba")])

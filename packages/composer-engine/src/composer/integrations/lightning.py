@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from composer.algorithms import GradientClipping
 from composer.core import Adapter, Batch, Event, Precision, SplitStep, Timestamp, batch_get, served_fields
@@ -26,7 +27,6 @@ from composer.integrations._host import HostAlgorithms
 
 if TYPE_CHECKING:
     from lightning import Fabric, LightningModule, Trainer
-    from torch.optim import Optimizer
 
     from composer.core import Algorithm, LoadReport, Time
 
@@ -397,6 +397,7 @@ class FabricAlgorithms(HostAlgorithms):
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
+        TypeError: ``optimizer`` is not an optimizer, but for example a list.
         ValueError: An algorithm needs what a loop with Fabric does not serve.
 
     Example:
@@ -424,6 +425,11 @@ class FabricAlgorithms(HostAlgorithms):
         forward: Callable[[nn.Module, Batch], Any] | None = None,
         seed: int = 0,
     ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}. Put the parameters of "
+                "several into the groups of one."
+            )
         self._fabric, self._forward, self._is_loaded = fabric, forward, False
         self.model: Any = model
         self.optimizer: Any = optimizer
