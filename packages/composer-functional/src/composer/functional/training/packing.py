@@ -182,6 +182,9 @@ def measure_documents(documents: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
 def collate_packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a batch of rows of :func:`pack_documents`: the ``collate_fn`` of a loader.
 
+    In a loop of your own, a model of Transformers needs ``model.config.use_cache = False``, and a call of
+    :func:`check_packing` with the first batch: with a cache, tokens attend across documents.
+
     Args:
         rows: The rows.
 
