@@ -66,6 +66,24 @@ class TestConfiguration:
         assert type(wrap(config=config).model) is peft.PeftModelForCausalLM
 
 
+class TestModes:
+    def test_model_of_from_pretrained(self, make_model):
+        """A base model in evaluation mode trains below new adapters, except for norms with running statistics."""
+        base = make_model("llama")
+        base.norm = torch.nn.BatchNorm1d(2)
+        model = HuggingFaceModel(base.eval(), peft_config=_lora())
+
+        assert [module for module in model.modules() if not module.training] == [base.norm]
+
+    def test_part_in_evaluation_mode(self, make_model):
+        """The modes of a base model that the program has set for a part stay, so that a training reports them."""
+        base = make_model("llama").train()
+        base.lm_head.eval()
+        model = HuggingFaceModel(base, peft_config=_lora())
+
+        assert [module for module in model.modules() if not module.training] == [base.lm_head]
+
+
 class TestTraining:
     def test_only_adapters_are_trained(self, wrap, make_batch):
         """The loss decreases, and only adapter weights change."""

@@ -31,6 +31,9 @@ def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
 def add_adapters(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     """Return the model with new adapters; only these are trainable.
 
+    A base model that is entirely in evaluation mode, as ``from_pretrained`` returns it, is put into training mode, as
+    the adapters are, except for norms with running statistics. Other modes stay as they are.
+
     Raises:
         ModuleNotFoundError: PEFT is not installed.
         TypeError: ``config`` is not a configuration of PEFT.
@@ -46,7 +49,14 @@ def add_adapters(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     for name in ("peft_type", "task_type"):  # which PEFT has in capitals
         if isinstance(given := getattr(config, name), str):
             setattr(config, name, given.upper())
-    return with_adapters(model, config, "default")
+    is_evaluating = not any(module.training for module in model.modules())
+    adapted = with_adapters(model, config, "default")
+    if is_evaluating:
+        norms = [module for module in model.modules() if getattr(module, "running_mean", None) is not None]
+        adapted.train()
+        for norm in norms:
+            norm.eval()
+    return adapted
 
 
 def with_adapters(model: PreTrainedModel, config: PeftConfig, name: str) -> PeftModel:
