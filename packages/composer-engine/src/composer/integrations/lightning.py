@@ -6,8 +6,8 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from lightning.pytorch import Callback
@@ -21,9 +21,10 @@ from composer.core.evaluator import enter_training_mode, evaluation_weights
 from composer.core.event import STEP_EVENTS
 from composer.core.optimizers import wants_closure
 from composer.core.planning import check_served
-from composer.core.step import StopStep, replaced_method
+from composer.core.step import replaced_method
 from composer.functional.signatures import unquote_annotations
 from composer.integrations._host import HostAlgorithms
+from composer.integrations._lightning_modules import callable_children, first_called, reject_call
 
 if TYPE_CHECKING:
     from lightning import Fabric, LightningModule, Trainer
@@ -339,8 +340,8 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
     def _find_module(self, batch: Batch) -> nn.Module:
         """Return the module whose outputs the loss is computed from."""
         module = self._module
-        candidates = {name or "self": one for name, one in _callable_children(module)}
-        first = _first_called(candidates.values(), lambda: self._step(batch), self.adapter.state.device)
+        candidates = {name or "self": one for name, one in callable_children(module)}
+        first = first_called(candidates.values(), lambda: self._step(batch), self.adapter.state.device)
         names = {id(one): name for name, one in candidates.items()}
         if first is None:
             raise ValueError(
@@ -357,7 +358,7 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
         if self._chosen is None and first is not module:
             for other in candidates.values():
                 if other is not first and other is not module:
-                    handle = other.register_forward_pre_hook(functools.partial(_reject, names, names[id(first)]))
+                    handle = other.register_forward_pre_hook(functools.partial(reject_call, names, names[id(first)]))
                     self._until_first_loss.callback(handle.remove)
         return chosen
 
@@ -543,41 +544,6 @@ class _SkippedStep(Exception):  # noqa: N818  (no error: training_step returned 
 
 def _no_step(_: Batch) -> Any:
     raise RuntimeError("ComposerCallback computes losses only within the training_step of Lightning's Trainer.")
-
-
-def _callable_children(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield a module and its children with parameters, by name; those of a container in its place."""
-    if not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        yield name, module
-    if not name or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        for key, child in module.named_children():
-            if next(child.parameters(), None) is not None:
-                yield from _callable_children(child, f"{name}.{key}" if name else key)
-
-
-def _first_called(modules: Iterable[nn.Module], step: Callable[[], Any], device: torch.device) -> nn.Module | None:
-    """Return the first of some modules that a step calls; it ends there, and draws nothing from torch's generators."""
-
-    def stop(module: nn.Module, _: Any) -> None:
-        raise StopStep(module)
-
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_pre_hook(stop).remove)
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
-        try:
-            step()
-        except StopStep as stopped:
-            return cast("nn.Module", stopped.args[0])
-    return None
-
-
-def _reject(names: Mapping[int, str], chosen: str, called: nn.Module, _: Any) -> None:
-    raise ValueError(
-        f"training_step calls {chosen!r} and {names[id(called)]!r}, so it is not clear with which outputs the loss is "
-        "computed. Call both in forward() and self(...) in training_step, or pass "
-        f"ComposerCallback(..., module={chosen!r})."
-    )
 
 
 def _closure_and_scaler(optimizer: Optimizer, precision: str) -> str:
