@@ -402,7 +402,7 @@ class Trainer(Assembly):
     def eval(
         self, eval_dataloader: EvalData | None = None, subset_num_batches: int | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Evaluate now, in all processes. Ctrl-C and SIGTERM end it after a batch, as they end :meth:`fit`.
+        """Evaluate now. Ctrl-C and SIGTERM end it after a batch, as they end :meth:`fit`. All processes must call it.
 
         Args:
             eval_dataloader: The data; the evaluators of the constructor if None.
@@ -447,7 +447,9 @@ class Trainer(Assembly):
         join: bool = False,
         with_targets: bool = False,
     ) -> Any:
-        """Run the model over data, in all processes; outputs are in ``state.outputs``. Signals end it as :meth:`eval`.
+        """Run the model over data; outputs are in ``state.outputs``. Signals end it as :meth:`eval`.
+
+        All processes must call it.
 
         Args:
             dataloader: Batches as the model's ``eval_forward`` (or else ``forward``) takes them.
@@ -506,6 +508,7 @@ class Trainer(Assembly):
                 self.state.model, save_format, str(save_path), sample_input=sample, transforms=transforms, **names
             )
 
+    @suggests_names
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
         """Save a checkpoint and wait until it is written. All processes must call it.
 
@@ -528,8 +531,11 @@ class Trainer(Assembly):
         save_as = save_as_file if str(name).endswith(SUFFIX) else save
         return save_as(self.state, os.fspath(name), extra, weights_only=weights_only, together=True, overwrite=True)
 
+    @suggests_names
     def save_checkpoint_to_save_folder(self) -> None:
         """Save a checkpoint to ``save_folder``, as at ``save_interval``, and wait until it is written.
+
+        All processes must call it.
 
         Raises:
             ValueError: The trainer has no ``save_folder``.

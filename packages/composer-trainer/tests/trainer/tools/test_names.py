@@ -6,6 +6,7 @@ import pytest
 
 from composer.trainer import Trainer
 from fixtures import make_classifier, small_run
+from fixtures.processes import run_processes
 
 
 class TestConstructor:
@@ -95,3 +96,33 @@ class TestPrecision:
         for use in (lambda: small_run(precision=precision), lambda: small_run().fit(precision=precision)):
             with pytest.raises(ValueError, match=rf"precision must be one of .*; did you mean '{actual}'\?"):
                 use()
+
+
+ONLY_ONE = """
+import os, sys, time
+import torch
+from composer import Trainer
+from composer.models import ComposerClassifier
+
+method, rank = sys.argv[1], int(os.environ["RANK"])
+model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
+trainer = Trainer(model=model, device="cpu", progress_bar=False, dist_timeout=2)
+batches = [(torch.ones(2, 4), torch.zeros(2, dtype=torch.long))]
+try:
+    if rank == 0:
+        getattr(trainer, method)("checkpoint" if method == "save_checkpoint" else batches)
+    time.sleep(4 * rank)
+except RuntimeError as error:
+    print(*error.__notes__)
+"""
+
+
+@pytest.mark.parametrize("method", ["save_checkpoint", "eval", "predict"])
+def test_called_by_one_process(tmp_path, method):
+    """The error after dist_timeout has a note that all processes must call the method."""
+    (tmp_path / "program.py").write_text(ONLY_ONE)
+
+    first, second = run_processes(tmp_path / "program.py", 2, method, cwd=tmp_path)
+
+    assert f"it has not called {method}(), which all processes must call, not only that of rank 0." in first
+    assert not second

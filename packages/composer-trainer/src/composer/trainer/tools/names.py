@@ -25,7 +25,8 @@ def names_elsewhere() -> dict[str, str]:
 def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
     """Make a method of the trainer raise errors for unknown arguments that suggest the right ones.
 
-    The signature does not change for :mod:`inspect` and type checkers.
+    An error of a connection to other processes gets a note that all of them must call the method. The signature does
+    not change for :mod:`inspect` and type checkers.
 
     Example:
         >>> class Trainer:
@@ -43,7 +44,15 @@ def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
         # Before the call, because the TypeError of Python names only the first unknown argument.
         if not kwargs.keys() <= parameters.keys() or len(args) > most:
             _raise_call_error(function.__name__, args, kwargs, list(parameters)[1:], most)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            if "gloo/" in str(error) or "NCCL" in str(error):
+                error.add_note(
+                    f"Another process did not answer: it has failed, or it has not called {function.__name__}(), which "
+                    "all processes must call, not only that of rank 0."
+                )
+            raise
 
     return call
 
