@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
-from fixtures import make_classifier, make_loader, small_run
+from fixtures import make_classifier, make_loader, small_run, trained
 
 
 class WithLoss(ComposerClassifier):
@@ -80,6 +80,15 @@ class TestErrorsOfTheModel:
         shapes, advice = raised.value.__notes__
         assert f"({str(dtype).removeprefix('torch.')}[4, 4], int64[4])" in shapes
         assert re.match(r"The parameters of ComposerClassifier are float32\. Convert .* by x\.float\(\)", advice)
+
+    def test_batch_of_one_sample(self):
+        """An error of BatchNorm in the last batch, of one sample, has a note that names drop_last."""
+        network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+        with pytest.raises(ValueError, match="more than 1 value per channel") as raised:
+            trained(network=network, train_dataloader=make_loader(samples=9, batch_size=4))
+
+        assert "drop_last=True" in raised.value.__notes__[1]
 
     def test_in_evaluation(self):
         """An evaluation during a training has its own batch in the note, once."""

@@ -300,6 +300,8 @@ def note_batch(error: BaseException, event: str, model: Any, method: str, batch:
         )
     if "`find_unused_parameters=True`" in str(error):  # as DistributedDataParallel advises
         error.add_note("In a Trainer, pass parallelism_config={'ddp': {'find_unused_parameters': True}}.")
+    if "Expected more than 1 value per channel" in str(error):
+        error.add_note("BatchNorm needs two samples: drop incomplete batches, DataLoader(..., drop_last=True).")
     lists = [name for name, part in batch.items() if _is_transposed(part)] if isinstance(batch, Mapping) else []
     if lists:
         error.add_note(
