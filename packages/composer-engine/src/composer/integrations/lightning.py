@@ -243,12 +243,15 @@ class ComposerCallback(HostAlgorithms, Callback):  # type: ignore[misc]  # Light
         """Reject what the algorithms cannot work with, before anything changes."""
         state, strategy, callbacks = self.adapter.state, trainer.strategy, trainer.callbacks
         clips = [repr(one) for one in state.algorithms if isinstance(one, GradientClipping)]
+        remedy = "Evaluate a checkpoint by trainer.test(module, ckpt_path=...), with the module that was trained."
         wrong = {
             "A Trainer must have one ComposerCallback, got several. Pass all algorithms to one.": (
                 sum(isinstance(one, ComposerCallback) for one in callbacks) > 1
             ),
             f"This ComposerCallback has changed another model, a {type(state.model).__name__}. "
-            "Make one for each model.": state.model is not None and state.model is not module,
+            f"{'Make one for each model.' if trainer.state.fn == 'fit' else remedy}": (
+                state.model is not None and state.model is not module
+            ),
             "The LightningModule is compiled, so algorithms cannot change its layers and its training_step. "
             "Compile a module inside it, self.network = torch.compile(network).": (
                 getattr(module, "_compiler_ctx", None) is not None
