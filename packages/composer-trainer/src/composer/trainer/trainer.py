@@ -470,8 +470,7 @@ class Trainer(Assembly):
         """
         check_flags(return_outputs=return_outputs, join=join, with_targets=with_targets)
         check_subset("subset_num_batches", subset_num_batches)
-        spec = split_data(ensure_data_spec(dataloader), "dataloader")
-        subset = self._dry_run or subset_num_batches
+        spec, subset = split_data(ensure_data_spec(dataloader), "dataloader"), self._dry_run or subset_num_batches
         with self._stopped_by(StopSignals()) as signals:
             collected = predict(self.engine, spec, subset, signals, collect=return_outputs, targets=with_targets)
         return collected.joined() if join else collected.outputs
