@@ -22,7 +22,7 @@ class HostAlgorithms:
     """
 
     def __init__(self, adapter: Adapter) -> None:
-        self.adapter = adapter
+        self.adapter, self._is_loaded = adapter, False
 
     @property
     def state(self) -> State:
@@ -55,7 +55,9 @@ class HostAlgorithms:
         Raises:
             StateMismatchError: The state does not fit, and nothing has been loaded.
         """
-        return self.adapter.load_state_dict(state_dict)
+        report = self.adapter.load_state_dict(state_dict)
+        self._is_loaded = True  # until the training begins, which then continues and does not start
+        return report
 
     def _end_backward_before_step(self) -> None:
         """End the backward pass before a step of the optimizer; raise an error if there was no loss to compute."""

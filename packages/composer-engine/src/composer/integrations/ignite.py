@@ -20,7 +20,6 @@ from composer.core.data.batches import batch_get
 from composer.core.declarations import ServedFields
 from composer.core.evaluator import enter_training_mode
 from composer.core.hosts.adapter import Adapter, served_fields
-from composer.core.saving.saved_state import LoadReport
 from composer.functional.signatures import unquote_annotations
 from composer.integrations._host import HostAlgorithms, call_model, check_closure
 
@@ -131,7 +130,7 @@ class IgniteAlgorithms(HostAlgorithms):
 
         super().__init__(adapter)
         self._engine, self._model, self._supervised = engine, model, supervised
-        self._has_begun = self._is_processing = self._is_loaded = False
+        self._has_begun = self._is_processing = False
         self._process = self._update if supervised else engine._process_function  # noqa: SLF001
         engine._process_function = self._run_process  # noqa: SLF001
         engine.add_event_handler(Events.STARTED, self._start)
@@ -181,16 +180,6 @@ class IgniteAlgorithms(HostAlgorithms):
                 return run(*args, **options)
 
         evaluator.run = run_averaged
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
-        """Load what ``state_dict`` returned; ``Checkpoint.load_objects`` calls it.
-
-        Raises:
-            StateMismatchError: The state does not fit, and nothing has been loaded.
-        """
-        report = super().load_state_dict(state_dict)
-        self._is_loaded = True
-        return report
 
     def _start(self) -> None:
         self._has_begun = False

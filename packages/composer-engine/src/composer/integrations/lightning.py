@@ -434,7 +434,7 @@ class FabricAlgorithms(HostAlgorithms):
                 f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}. Put the parameters of "
                 "several into the groups of one."
             )
-        self._fabric, self._forward, self._is_loaded = fabric, forward, False
+        self._fabric, self._forward = fabric, forward
         self.model: Any = model
         self.optimizer: Any = optimizer
         adapter = Adapter(
@@ -485,16 +485,6 @@ class FabricAlgorithms(HostAlgorithms):
             self.optimizer = self._fabric.setup_optimizers(optimizer)
         if adapter.computes_again and getattr(self._fabric.strategy.precision, "scaler", None) is not None:
             raise ValueError(_closure_and_scaler(optimizer, self._fabric.strategy.precision.precision))
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
-        """Load what ``state_dict`` returned; ``fabric.load`` calls it.
-
-        Raises:
-            StateMismatchError: The state does not fit, and nothing has been loaded.
-        """
-        report = super().load_state_dict(state_dict)
-        self._is_loaded = True
-        return report
 
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue one after a resume."""

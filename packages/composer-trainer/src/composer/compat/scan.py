@@ -84,11 +84,11 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     In YAML these are full names (``_target_: composer.utils.dist``), and names of algorithms, callbacks and loggers in
     blocks of these titles that are not available; ``${...}`` is skipped. Schedulers of ``composer.optim`` work, and are
     found because of other learning rates: see :func:`composer.compat.lag_schedules`; so are metrics with other numbers.
-    Findings in a notebook have the
-    number of the cell; commands of IPython are skipped, also cells that are given to one that does not run them as
-    Python. A Python file that cannot be read (it is no valid Python, or longer than 1 MiB) has one finding with the
-    reason, and the others are read. Folders, pipes and devices with names of files are no files. What a program imports
-    only for type checkers, or can do without (``except ImportError``), is found only if it works.
+    Findings in a notebook have the number of the cell; commands of IPython are skipped, also cells that are given to
+    one that does not run them as Python. A Python file that cannot be read (it is no valid Python, or longer than 1
+    MiB) has one finding with the reason, and the others are read. Folders, pipes and devices with names of files are no
+    files. What a program imports only for type checkers, or can do without (``except ImportError``), is found only if
+    it works.
 
     Raises:
         FileNotFoundError: There is no such file or folder.
