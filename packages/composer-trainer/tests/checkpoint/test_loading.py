@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from composer.algorithms import EMA, SWA, BlurPool, SqueezeExcite
@@ -202,10 +204,25 @@ class TestMismatches:
             load_checkpoint(saved, other)
 
         problems = "\n".join(caught.value.problems)
-        assert "model.0.weight: must be a tensor of shape (9, 4), got a tensor of shape (8, 4)." in problems
+        assert "model.0.weight: must be a tensor of shape (9, 4), got a tensor of shape (8, 4);" in problems
         assert "model.3.weight is not saved." in problems
         assert runs.same_tensors(model.state_dict(), before)
         assert int(other.timestamp.batch) == 0
+
+    def test_another_head(self, runs, saved):
+        """With what the errors name as ``load_ignore_keys``, all other weights are loaded."""
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5))
+        other = runs.make(model=model, batch=0, steps=0)
+        head = model[2].weight.detach().clone()
+
+        with pytest.raises(CheckpointMismatchError) as caught:
+            load_checkpoint(saved, other, weights_only=True)
+        keys = re.findall("load_ignore_keys='(.*?)'", str(caught.value))
+        load_checkpoint(saved, other, weights_only=True, ignore_keys=keys)
+
+        assert keys == ["model/2.bias", "model/2.weight"]
+        assert torch.equal(model[0].weight, load_file(saved / "model.safetensors")["0.weight"])
+        assert torch.equal(model[2].weight, head)
 
     def test_missing_and_unexpected_weights(self, runs, saved):
         """Weights on one side only raise with a suggestion, or warn; modules are compared too."""

@@ -103,9 +103,10 @@ class TestModel:
         with pytest.raises(StateMismatchError) as caught:
             load(State(model=model), {"model": saved})
 
+        advice = "load_ignore_keys='%s' of a Trainer keeps its own."
         assert set(caught.value.problems) == {
-            "model.2.bias: must be a tensor of shape (2,), got a tensor of shape (7,).",
-            "model.0.bias: must be a tensor of shape (3,), got no tensor.",
+            f"model.2.bias: must be a tensor of shape (2,), got a tensor of shape (7,); {advice % 'model/2.bias'}",
+            f"model.0.bias: must be a tensor of shape (3,), got no tensor; {advice % 'model/0.bias'}",
             "model.0.weight is not saved; did you mean '0.wieght'?",
             "model.0.wieght is saved, and the model has no such weight; did you mean '0.weight'?",
         }

@@ -135,12 +135,11 @@ class BatchGradients:
     def _split(self) -> Iterable[Microbatch]:
         """Return the microbatches, each with its weight in the batch of all processes, after sending the counts."""
         batch, size, parallel = self._state.batch, self._state.device_train_microbatch_size, self._parallel
-        parts: Sequence[Microbatch] = ((batch, 1.0),)
-        if size is not None or self._spec.microbatch_transforms is not None:
-            parts = split_microbatches(batch, self._spec, size, self._elements.count)
+        is_whole = size is None and self._spec.microbatch_transforms is None
+        parts = ((batch, 1.0),) if is_whole else split_microbatches(batch, self._spec, size, self._elements.count)
         if self._is_unchecked:
             self._check(parts[0][0], size)
-        needs_weights = len(parts) > 1 or parallel.is_connected  # else it has the weight 1
+        needs_weights = parallel.is_connected or len(parts) > 1  # else it has the weight 1
         numbers = self._elements_on_device(parts) if needs_weights else None
         if self.step.times_computed == 1:  # further computations of the batch have the same counts
             self._count(len(parts), on_device=numbers is not None)

@@ -97,7 +97,8 @@ def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[lis
         model has; weights that only the saved state has.
     """
     wrong = [
-        f"model.{name}: must be {_describe_shape(own[name])}, got {_describe_shape(value)}."
+        f"model.{name}: must be {_describe_shape(own[name])}, got {_describe_shape(value)}; "
+        f"load_ignore_keys='model/{name}' of a Trainer keeps its own."
         for name, value in saved.items()
         if name in own and _describe_shape(value) != _describe_shape(own[name])
     ]
