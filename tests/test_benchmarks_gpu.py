@@ -102,9 +102,21 @@ class TestParts:
         assert all(row["relative to all logits"] > 0 for row in rows[1:4])
 
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which dynamo reads
-    def test_fastest(self, load):
-        """The loop and the Trainer compile the network, and train rows as long as its positions."""
+    def test_fastest(self, load, monkeypatch):
+        """The loop and the Trainer compile the network, in one graph without a mask, and rows fill its positions."""
+        graphs = []
+
+        def backend(graph, _):
+            nodes = [node.kwargs for node in graph.graph.nodes if "scaled_dot_product" in str(node.target)]
+            graphs.append([(one["attn_mask"], one["is_causal"]) for one in nodes])
+            return graph
+
+        monkeypatch.setattr(load("_gpu_training"), "REHEARSED", backend)
+
         rows = [*load().measure("fastest", options())]
+
+        assert graphs == [[(None, True)] * 2] * len(graphs)
+        assert len(graphs) >= 3
 
         assert [row["name"] for row in rows] == ["plain loop", "Trainer", "ChunkedCrossEntropy"]
         assert all(row["rows"] == 4 and row["relative to the plain loop"] > 0 for row in rows)
