@@ -385,6 +385,18 @@ class TestRules:
             decay = WEIGHT_DECAY if one.ndim > 1 else 0.0
             torch.testing.assert_close(one.detach(), before[name] - rate * (1 + decay * before[name]))
 
+    def test_decay_of_the_optimizer(self):
+        """Without weight_decay, what decays has that of the optimizer, and biases and norms have none."""
+        model = nn.Sequential(*(nn.TransformerEncoderLayer(8, 2) for _ in range(2)), nn.Linear(8, 3))
+        expected = cf.parameter_groups(model, LR, weight_decay=WEIGHT_DECAY, layer_decay=0.5)
+
+        groups = cf.parameter_groups(model, LR, layer_decay=0.5)
+
+        optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY)
+        assert by_name(model, optimizer.param_groups) == by_name(model, expected)
+        assert len(groups) == len(expected)
+        assert torch.optim.AdamW(cf.parameter_groups(model)).param_groups[0]["weight_decay"] == 0.01
+
     def test_without_repeated_blocks_raises(self):
         """A model without blocks has no depths."""
         with pytest.raises(

@@ -68,6 +68,26 @@ class TestLoss:
         assert model.loss_needs_whole_batch
 
 
+    def test_targets_that_do_not_count(self, recwarn):
+        """Ignored targets and weights of classes are warned of once, in training; other targets are not."""
+        model = two_heads()
+        model.count_loss_terms(BATCH)
+        kinds = torch.tensor([0, 1, -100, 2, 1, 0])
+        batch = BATCH[0], {**BATCH[1], "kind": kinds}
+        model.eval().count_loss_terms(batch)
+        assert not recwarn.list
+
+        model.train()
+        assert [model.count_loss_terms(batch) for _ in range(3)] == [None] * 3
+        (warned,) = recwarn.list
+        assert "task 'kind' is no mean over samples" in str(warned.message)
+
+        weighted = two_heads()
+        weighted.tasks["kind"].loss_fn = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))
+        weighted.count_loss_terms(BATCH)
+        assert len(recwarn.list) == 2
+
+
 class TestMetrics:
     def test_each_head_has_its_metrics(self):
         """Metrics have the names of the tasks, and are updated with their outputs, also if tasks share them."""

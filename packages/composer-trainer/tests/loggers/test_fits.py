@@ -10,6 +10,12 @@ from composer.optim import CosineAnnealingScheduler, MultiStepScheduler
 from fixtures import make_classifier, small_run
 
 
+def fit(lr, optimizer=torch.optim.SGD, network=None, **options):
+    """Return what a result has about the call of fit of a new trainer."""
+    model = make_classifier(network)
+    return small_run(model=model, optimizers=optimizer(model.parameters(), lr=lr), max_duration="1ba", **options).fit().fit
+
+
 class TestChanges:
     @pytest.mark.parametrize("of_torch", [True, False])
     def test_schedule_is_no_change(self, of_torch):
@@ -42,9 +48,41 @@ class TestChanges:
             "optimizers/SGD/momentum": (0, None),
             "optimizers/SGD/momentum/0": (None, 0),
             "optimizers/SGD/momentum/1": (None, 0.9),
-            "schedulers": ({}, None),
             "schedulers/CosineAnnealingScheduler/alpha_f": (None, 0.5),
             "schedulers/CosineAnnealingScheduler/t_max": (None, "1dur"),
+        }
+
+    def test_what_the_user_changed_is_first(self):
+        """A rate, an algorithm and a precision come first; drawn seeds, absent kinds and the rest of an evaluator not."""
+        fit(0.1, seed=None)
+
+        names = list(
+            fit(
+                0.01,
+                seed=None,
+                network=torch.nn.Sequential(torch.nn.Linear(4, 3)),
+                algorithms=LabelSmoothing(0.2),
+                precision="amp_bf16",
+                eval_dataloader=[(torch.rand(4, 4), torch.zeros(4, dtype=torch.long))],
+            ).changed
+        )
+
+        last_wanted = names.index("precision")
+        assert names[0] == "optimizers/SGD/lr"
+        assert last_wanted < 5
+        assert all(name.startswith("algorithms/LabelSmoothing/") for name in names[1:last_wanted])
+        assert "model/num_parameters" in names
+        assert not {"rank_zero_seed", "evaluators", "algorithms"} & {*names}
+        assert sum(name.startswith("evaluators/") for name in names) == 1
+
+    def test_other_optimizer(self):
+        """An optimizer that replaces another is named once, with the rates of both; a given seed is named."""
+        fit(0.1, seed=1)
+
+        assert fit(0.01, torch.optim.AdamW, seed=2).changed == {
+            "optimizers/SGD/lr": (0.1, None),
+            "optimizers/AdamW/lr": (None, 0.01),
+            "rank_zero_seed": (1, 2),
         }
 
     def test_losses(self):

@@ -12,7 +12,13 @@ from composer.algorithms import SAM, LabelSmoothing, MixUp
 from composer.core import Callback, DataSpec
 from composer.loggers import InMemoryLogger
 from composer.loss import DiceLoss
-from composer.models import ComposerClassifier, ComposerModel
+from composer.models import (
+    ComposerClassifier,
+    ComposerModel,
+    ComposerMultiTask,
+    ComposerRegressor,
+    ComposerSegmenter,
+)
 from composer.trainer.gradients import split_microbatches
 from fixtures import make_classifier, make_loader, small_run, weights
 
@@ -215,6 +221,68 @@ class TestLossesOfWholeBatches:
         model.module[1].eval().requires_grad_(False)
 
         assert small_run(model=model, device_train_microbatch_size=1, max_duration="1ba").fit().steps == 1
+
+
+class TestIgnoredTargets:
+    """Microbatches of 2 of a batch in which targets of some samples are ignored."""
+
+    INPUT = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+
+    def after(self, make_model, targets, size):
+        torch.manual_seed(0)
+        model = make_model()
+        options = {"train_dataloader": [(self.INPUT, targets)], "device_train_microbatch_size": size}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = small_run(model=model, optimizers=optimizer, max_duration="1ba", **options)
+        loss = trainer.fit().metrics["loss/train/total"]
+        return loss, weights(trainer)
+
+    @pytest.mark.parametrize(
+        ("classes", "loss_fn", "is_ids"),
+        [
+            (1, DiceLoss(softmax=True), True),
+            (1, DiceLoss(sigmoid=True), True),
+            (2, DiceLoss(sigmoid=True), True),
+            (2, DiceLoss(softmax=True), False),
+        ],
+    )
+    def test_dice_of_samples_without_a_pixel(self, classes, loss_fn, is_ids):
+        """A sample whose pixels are all ignored does not count in the mean, of a batch and of microbatches."""
+        masks = (self.INPUT[:, 0] > 0).long()
+        masks[:3] = masks[5, :2] = -1
+        targets = masks if is_ids else torch.stack([masks == 0, masks == 1], dim=1).float()
+
+        def make_model():
+            return ComposerSegmenter(nn.Conv2d(3, classes, 3, padding=1), loss_fn=loss_fn)
+
+        whole, parts = (self.after(make_model, targets, size) for size in (None, 2))
+
+        torch.testing.assert_close(parts, whole)
+        model = make_model()
+        scores = model(self.INPUT)
+        torch.testing.assert_close(
+            model.loss(scores, (self.INPUT, targets)), model.loss(scores[3:], (self.INPUT[3:], targets[3:]))
+        )
+
+    @pytest.mark.parametrize("reduction", ["mean", "sum"])
+    def test_several_tasks(self, reduction):
+        """A task with ignored targets is warned of once; of sums, microbatches give the step of the batch."""
+        targets = {"age": torch.arange(8.0), "kind": torch.tensor([0, 1, -100, -100, 2, 0, -100, 1])}
+
+        def make_model():
+            tasks = {
+                "age": ComposerRegressor(nn.Linear(48, 1), loss_fn=nn.MSELoss(reduction=reduction)),
+                "kind": ComposerClassifier(nn.Linear(48, 3), loss_fn=nn.CrossEntropyLoss(reduction=reduction)),
+            }
+            return ComposerMultiTask(nn.Flatten(), tasks, weights={"age": 1e-3})
+
+        whole = self.after(make_model, targets, None)
+        if reduction == "mean":
+            with pytest.warns(UserWarning, match="task 'kind' is no mean over samples") as warned:
+                self.after(make_model, targets, 2)
+            assert len(warned) == 1
+        else:
+            torch.testing.assert_close(self.after(make_model, targets, 2), whole)
 
 
 class TestSums:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from composer.models.phase_metrics import PairModel
 
 _TASK = "_composer_task"
+_CHECKED_PARTS = 8
 
 
 class ComposerMultiTask(ComposerModel):
@@ -33,7 +35,8 @@ class ComposerMultiTask(ComposerModel):
     Metrics of tasks are copied, so that several tasks may be given the same.
 
     Losses of microbatches and processes are weighted by samples. If the loss of a task is a mean over anything else, as
-    with ignored targets or weights of classes, a split of a batch changes the step.
+    with ignored targets or weights of classes, a split of a batch changes the step, which is warned of. Sums, as of
+    ``nn.CrossEntropyLoss(reduction="sum")`` for each task, are added exactly.
 
     Args:
         module: Maps inputs to features, or to a dictionary of outputs by task.
@@ -76,6 +79,7 @@ class ComposerMultiTask(ComposerModel):
         for task in tasks.values():  # the same metrics may have been passed to several
             task.train_metrics, task.val_metrics = copy.deepcopy((task.train_metrics, task.val_metrics))
         self.weights = {name: weights.get(name, 1.0) for name in tasks}
+        self._unchecked = _CHECKED_PARTS
 
     def forward(self, batch: Any) -> dict[str, Any]:
         """Compute the outputs of each head.
@@ -114,6 +118,29 @@ class ComposerMultiTask(ComposerModel):
             name: self.weights[name] * task.loss(outputs[name], self._pair_of(name, batch), *args, **kwargs)
             for name, task in self.tasks.items()
         }
+
+    def count_loss_terms(self, batch: Any) -> None:
+        """Warn once, in one of the first parts of batches, if the loss of a task is no mean over samples.
+
+        Args:
+            batch: A pair ``(input, targets)``.
+
+        Returns:
+            None: losses are weighted by samples, as there is one weight for all tasks.
+        """
+        for name, task in self.tasks.items() if self.training and self._unchecked else ():
+            _, target = pair = self._pair_of(name, batch)
+            terms = task.count_loss_terms(pair) if isinstance(target, Tensor) else None
+            if terms is not None and float(terms) not in {target.numel(), len(target)}:  # the host waits for a device
+                self._unchecked = 1
+                warnings.warn(
+                    f"Microbatches and processes do not give the step of the batch: the loss of the task {name!r} is no "
+                    "mean over samples, as targets are ignored or classes have weights. Losses that are sums are exact: "
+                    "reduction='sum' in the loss_fn of each task, with weights= of ComposerMultiTask.",
+                    stacklevel=2,
+                )
+                break
+        self._unchecked = max(0, self._unchecked - 1)
 
     @property
     def loss_is_sum(self) -> bool:

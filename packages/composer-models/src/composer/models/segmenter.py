@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.loss._calling import as_function, count_terms, is_sum, takes_labels, takes_logits
+from composer.loss.dice import DiceLoss
 from composer.models.base import compute_loss, known_cross_entropy
 from composer.models.phase_metrics import (
     PairModel,
@@ -143,10 +145,22 @@ class ComposerSegmenter(PairModel):
             batch: A pair ``(images, masks)``.
 
         Returns:
-            The number of pixels that are not ignored, or the sum of the weights of their classes; None with a
-            ``loss_fn`` that is no cross entropy, binary cross entropy or negative log-likelihood of torch.
+            The number of pixels that are not ignored, or the sum of the weights of their classes; with
+            :class:`~composer.loss.DiceLoss` the number of samples with such pixels; None with a ``loss_fn`` that is no
+            cross entropy, binary cross entropy or negative log-likelihood of torch.
         """
-        masks = self._pair(batch)[1]
+        return self._count_terms(self._pair(batch)[1])
+
+    def _count_terms(self, masks: Tensor) -> Tensor | None:
+        loss_fn = self.loss_fn
+        if isinstance(loss_fn, DiceLoss):
+            if loss_fn.reduction != "mean" or loss_fn.loss_needs_whole_batch:
+                return None
+            if masks.ndim < 4 or masks.shape[1] == 1:
+                counts = (masks.float() != self.ignore_index) & (masks >= 0)
+            else:
+                counts = masks.sum(1) > 0 if loss_fn.softmax else torch.ones_like(masks, dtype=torch.bool)
+            return counts.flatten(1).any(1).sum()
         is_of_one_score = masks.ndim < 4 or masks.shape[1] == 1  # the mean of several is over all their elements
         if is_of_one_score and takes_labels(self.loss_fn) and not is_sum(self.loss_fn):
             return masks.float().ne(self.ignore_index).sum()
@@ -166,6 +180,8 @@ class ComposerSegmenter(PairModel):
                     raise ValueError(f"Masks of one score must be 0 or 1, got {limits}{remedy}")
                 self._has_labels = bool(labels.any())
             if adds_pixels:  # a pixel of 0 adds nothing to a sum
+                terms = self._count_terms(masks)
+                share = None if terms is None else terms.clamp(min=1) / len(masks)
                 scores, masks = scores.where(counts.reshape(scores.shape), -1000.0), masks.where(counts, 0)
                 masks = masks.reshape(scores.shape)
             else:

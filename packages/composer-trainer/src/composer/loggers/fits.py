@@ -25,6 +25,7 @@ _WIDTH, _HEIGHT = 480, 120
 _MOST_POINTS, _MOST_CALLS, _MOST_CHANGES = 400, 10, 5
 _NOT_COMPARED = ("run_name", "max_duration", "enabled_algorithms")
 """What may differ although nobody has changed it, and names of MosaicML Composer."""
+_FIRST = ("optimizers", "algorithms", "schedulers", "precision")
 
 
 @attrs.define(eq=False)
@@ -36,7 +37,8 @@ class Fit:
         losses: The mean loss of each batch, known after each epoch and at the end.
         before: The call that it is compared with: the last one of the same Trainer, or of another in this process.
         changed: What differs from that call, before and now: ``{"optimizers/SGD/lr": (0.1, 0.01)}``. Learning rates are
-            those that schedules multiply; those of the same Trainer are compared with its last batch.
+            those that schedules multiply; those of the same Trainer are compared with its last batch. Of an optimizer
+            or evaluator that is new or gone, only its first setting.
         lrs: The learning rates of the groups by optimizer, at the first batch and after the last one.
         reason: Why it ended.
     """
@@ -70,18 +72,20 @@ class Fits:
     _latest: ClassVar[Fits | None] = None
     """Those of the trainer that this process has trained last."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         self.calls: list[Fit] = []
-        self.run_name, self.settings = "", dict[str, Any]()
+        self.run_name, self.seed, self.settings = "", seed, dict[str, Any]()  # a seed that is drawn is no setting
 
     def begin(self, state: State, schedulers: Iterable[Any], losses: array[float]) -> None:
         """Add a call, to whose losses the run appends, and compare it with the one before."""
         latest, Fits._latest = Fits._latest, self
         former = {} if latest is None else latest.settings
-        described = hyperparameters(state, schedulers=schedulers) | {"optimizers": _optimizers(state)}
+        described = hyperparameters(state, schedulers=schedulers)
+        described |= {"optimizers": _optimizers(state), "rank_zero_seed": self.seed}
+        described = {name: value for name, value in described.items() if value != {}}
         settings = {name: value for name, value in flat(described).items() if not name.startswith(_NOT_COMPARED)}
         both = {name: (former.get(name), settings.get(name)) for name in {**former, **settings} if former}
-        changed = {name: (old, new) for name, (old, new) in both.items() if old != new}
+        changed = _ordered({name: (old, new) for name, (old, new) in both.items() if old != new}, former, settings)
         before = "the last fit" if latest is self else f"run {latest.run_name}" if latest is not None else ""
         self.run_name, self.settings = state.run_name, settings
         self.calls.append(Fit(int(state.timestamp.batch), losses, before, changed, [_lrs(state)]))
@@ -132,6 +136,21 @@ def loss_curve(fits: Sequence[Fit]) -> str:
     size = f'viewBox="-2 -2 {_WIDTH + 4} {_HEIGHT + 4}" width="{_WIDTH}" height="{_HEIGHT}"'
     caption = f"loss/train/total: {show(low)} to {show(high)}, batch {left} to {right}"
     return f"<figure><figcaption>{caption}</figcaption><svg {size}>{''.join(lines)}</svg></figure>"
+
+
+def _ordered(changed: dict[str, Any], former: Iterable[str], now: Iterable[str]) -> dict[str, Any]:
+    """Return changes in the order of :data:`_FIRST`, without all settings of what is new or gone."""
+    alone = {_component(name) for name in former} ^ {_component(name) for name in now}
+    firsts = {_component(name): name for name in reversed(changed)}
+    kept = [name for name in changed if _component(name) not in alone or firsts[_component(name)] == name]
+    order = {kind: place for place, kind in enumerate(_FIRST)}
+    return {name: changed[name] for name in sorted(kept, key=lambda name: order.get(name.split("/")[0], len(order)))}
+
+
+def _component(name: str) -> tuple[str, ...]:
+    """Return the optimizer or evaluator that a setting belongs to; of others, the setting."""
+    parts = tuple(name.split("/"))
+    return parts[:2] if parts[0] in {"optimizers", "evaluators"} else parts
 
 
 def _lrs(state: State) -> dict[str, list[Number]]:

@@ -16,7 +16,7 @@ def parameter_groups(
     model: nn.Module,
     lr: float | None = None,
     *,
-    weight_decay: float,
+    weight_decay: float | None = None,
     no_decay: Iterable[type[nn.Module]] = (nn.Embedding, nn.EmbeddingBag),
     layer_decay: float | None = None,
 ) -> list[dict[str, Any]]:
@@ -45,12 +45,13 @@ def parameter_groups(
     Args:
         model: The model.
         lr: The learning rate of the last layer, and of all without ``layer_decay``; None leaves it to the optimizer.
-        weight_decay: The decay of the other parameters, in the convention of the optimizer, 0 or more.
+        weight_decay: The decay of the other parameters, in the convention of the optimizer, 0 or more; None leaves it
+            to the optimizer.
         no_decay: Types of modules whose own parameters do not decay; ``()`` decays embeddings.
         layer_decay: The factor from one depth to the next lower one, above 0 and at most 1; None for no such factor.
 
     Returns:
-        Groups with ``"params"``, ``"weight_decay"`` and, if ``lr`` is given, ``"lr"``.
+        Groups with ``"params"``, ``"weight_decay"`` and ``"lr"``; without what is left to the optimizer.
 
     Raises:
         TypeError: ``model`` is not a module, or ``no_decay`` contains something else than types of modules.
@@ -71,13 +72,14 @@ def parameter_groups(
     types = check_settings(model, lr, weight_decay, no_decay, layer_decay)
     without = undecayed(model, types)
     distances = {} if layer_decay is None else _distances(model)
-    groups: dict[tuple[int, float], dict[str, Any]] = {}
+    groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         distance, decay = distances.get(name, 0), 0.0 if id(parameter) in without else weight_decay
-        rate = {} if lr is None else {"lr": lr * (layer_decay or 1.0) ** distance}
-        group = groups.setdefault((distance, decay), {"params": [], "weight_decay": decay, **rate})
+        given = {"weight_decay": decay, "lr": None if lr is None else lr * (layer_decay or 1.0) ** distance}
+        settings = {name: value for name, value in given.items() if value is not None}
+        group = groups.setdefault((distance, decay == 0), {"params": [], **settings})
         group["params"].append(parameter)
     if not groups:
         raise ValueError(f"model must have parameters that require gradients, got none in {type(model).__name__}.")
@@ -85,13 +87,17 @@ def parameter_groups(
 
 
 def check_settings(
-    model: nn.Module, lr: float | None, weight_decay: float, no_decay: Iterable[type], layer_decay: float | None
+    model: nn.Module,
+    lr: float | None,
+    weight_decay: float | None,
+    no_decay: Iterable[type],
+    layer_decay: float | None,
 ) -> tuple[type, ...]:
     """Return the types of modules without decay if all arguments are valid."""
     check_modules(model=model)
     if lr is not None:
         check_interval("lr", lr, 0, math.inf, "It is the learning rate of the last layer.", open_high=True)
-    check_interval("weight_decay", weight_decay, 0, math.inf, "It decays the weights.", open_high=True)
+    check_interval("weight_decay", weight_decay or 0.0, 0, math.inf, "It decays the weights.", open_high=True)
     if layer_decay is not None:
         meaning = "It is the factor from the learning rate of one layer to that of the layer before."
         check_interval("layer_decay", layer_decay, 0, 1, meaning, open_low=True)

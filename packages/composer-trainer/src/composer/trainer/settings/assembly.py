@@ -58,7 +58,7 @@ class Assembly:
         self._parallel.activate()
         initialize_dist(compute.device, settings.processes.dist_timeout)
         check_same_precision(compute.precision)
-        self.local_hparams, self._fits = plain_settings(given), Fits()
+        self.local_hparams, self._fits = plain_settings(given), Fits(given.get("seed"))
         self.state = settings.make_state()
         optimizers = as_list(components.optimizers)
         # A model without parameters can be evaluated, and needs no optimizer.
