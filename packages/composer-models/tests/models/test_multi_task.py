@@ -67,7 +67,6 @@ class TestLoss:
         model.tasks["age"].loss_fn = DiceLoss(batch=True)
         assert model.loss_needs_whole_batch
 
-
     def test_targets_that_do_not_count(self, recwarn):
         """Ignored targets and weights of classes are warned of once, in training; other targets are not."""
         model = two_heads()

@@ -85,6 +85,23 @@ class TestRows:
             assert [int(row["batch"]) for row in rows if row[column]] == [5, 10]
         assert [int(row["batch"]) for row in rows if row["loss/train/total"]] == list(range(10))
 
+    @pytest.mark.parametrize("every", [None, "2ep"])
+    def test_epoch_of_an_evaluation(self, tmp_path, every):
+        """It is the epoch whose training metrics it follows, also if values are delayed; batches have the next."""
+        logger = CSVLogger(str(tmp_path / "metrics.csv"), every=every)
+        options = {"eval_dataloader": make_loader(), "train_metrics": None, "max_duration": "4ep"}
+        with small_run(loggers=logger, **options) as trainer:
+            trainer.fit()
+            trainer.eval()
+        rows = rows_of(tmp_path / "metrics.csv")
+
+        for name in ("metrics/train/MulticlassAccuracy", "metrics/eval/MulticlassAccuracy"):
+            places = [(int(row["epoch"]), int(row["batch"])) for row in rows if row[name]]
+            assert len(places) >= 2
+            assert all(epoch == batch // 5 - 1 for epoch, batch in places)
+        batches = [(int(row["epoch"]), int(row["batch"])) for row in rows if row["loss/train/total"]]
+        assert all(epoch == batch // 5 for epoch, batch in batches)
+
     def test_interrupted_line(self, tmp_path):
         """A line that a killed process left incomplete is removed."""
         path = tmp_path / "metrics.csv"

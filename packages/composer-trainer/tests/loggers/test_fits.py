@@ -13,7 +13,9 @@ from fixtures import make_classifier, small_run
 def fit(lr, optimizer=torch.optim.SGD, network=None, **options):
     """Return what a result has about the call of fit of a new trainer."""
     model = make_classifier(network)
-    return small_run(model=model, optimizers=optimizer(model.parameters(), lr=lr), max_duration="1ba", **options).fit().fit
+    return (
+        small_run(model=model, optimizers=optimizer(model.parameters(), lr=lr), max_duration="1ba", **options).fit().fit
+    )
 
 
 class TestChanges:
@@ -53,7 +55,7 @@ class TestChanges:
         }
 
     def test_what_the_user_changed_is_first(self):
-        """A rate, an algorithm and a precision come first; drawn seeds, absent kinds and the rest of an evaluator not."""
+        """A rate, an algorithm and a precision come first; drawn seeds and the rest of an evaluator are left out."""
         fit(0.1, seed=None)
 
         names = list(

@@ -134,9 +134,9 @@ class ComposerMultiTask(ComposerModel):
             if terms is not None and float(terms) not in {target.numel(), len(target)}:  # the host waits for a device
                 self._unchecked = 1
                 warnings.warn(
-                    f"Microbatches and processes do not give the step of the batch: the loss of the task {name!r} is no "
-                    "mean over samples, as targets are ignored or classes have weights. Losses that are sums are exact: "
-                    "reduction='sum' in the loss_fn of each task, with weights= of ComposerMultiTask.",
+                    f"Microbatches and processes do not give the step of the batch: the loss of the task {name!r} is "
+                    "no mean over samples, as targets are ignored or classes have weights. Sums are exact: set "
+                    "reduction='sum' in the loss_fn of each task, and weights= of ComposerMultiTask.",
                     stacklevel=2,
                 )
                 break

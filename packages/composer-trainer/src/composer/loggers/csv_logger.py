@@ -29,6 +29,8 @@ class CSVLogger(GatheringLogger):
     """Write numbers to a CSV file with the columns ``epoch``, ``batch`` and one for each metric.
 
     Values of one batch are in one row, unless they are written at different times; a cell without a value is empty.
+    Training metrics of an epoch and the evaluation after it have the same ``epoch``, so that
+    ``pandas.read_csv("metrics.csv").groupby("epoch").last()`` has the last value of each metric in each epoch.
     ``pandas.read_csv("metrics.csv").plot(x="batch", y="loss/train/total")`` plots a metric. A metric that is logged for
     the first time adds a column, for which the file is rewritten. A resumed run continues the file, without the rows
     of batches from the resumed one on; metrics that were logged at the checkpoint remain. The process of rank 0 writes.
@@ -73,7 +75,10 @@ class CSVLogger(GatheringLogger):
         if self.path is not None and self._state is not None:
             now = self._state.timestamp
             batch = int(now.count(TimeUnit.BATCH)) if step is None else step
-            clock = self.epoch_of(batch, now), batch
+            epoch = self.epoch_of(batch, now)
+            if batch and batch in self._epoch_starts and any(name.startswith("metrics/") for name in metrics):
+                epoch -= 1  # an evaluation between two epochs is that of the first one
+            clock = epoch, batch
             self._records.append((clock, {name: detach_to_host(value) for name, value in metrics.items()}))
 
     def open(self, state: State) -> None:
