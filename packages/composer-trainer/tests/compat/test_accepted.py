@@ -1,11 +1,14 @@
 """Arguments that programs for MosaicML Composer train with are accepted, with a warning that says what happens."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from composer import distributed
 from composer.callbacks import EarlyStopper
 from composer.core import Evaluator
+from composer.models import HuggingFaceModel
 from composer.optim import ComposerScheduler, DecoupledAdamW, DecoupledSGDW
 from composer.optim import scheduler as schedules
 from fixtures import make_loader, small_run, trained
@@ -104,3 +107,47 @@ def test_a_loader_beside_evaluators():
     assert list(trainer.state.eval_metrics) == ["eval", "small"]
     with pytest.raises(ValueError, match=r"must have a label of its own, got \['eval', 'eval'\]"):
         small_run(eval_dataloader=[make_loader(), make_loader()])
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m"])
+@pytest.mark.parametrize("config", [SimpleNamespace(hidden=3), None], ids=["own", "transformers"])
+def test_a_model_that_is_none_of_transformers(config, name, tmp_path):
+    """Its own class with a ``config`` trains, is saved and resumed; only Transformers' classes can be built again."""
+    transformers = pytest.importorskip("transformers")
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.config = torch.nn.Embedding(11, 11), config or transformers.GPT2Config()
+
+        def forward(self, input_ids, labels=None):
+            logits = self.embedding(input_ids)
+            return {"loss": torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+        def generate(self, input_ids):
+            return input_ids + 1
+
+    def start(**options):
+        with pytest.warns(UserWarning, match="Its forward and its config are used as of one of Transformers"):
+            model = HuggingFaceModel(Net(), tokenizer=None)
+        ids = [{"input_ids": torch.tensor([row, 1]), "labels": torch.tensor([2, row])} for row in range(8)]
+        loader = torch.utils.data.DataLoader(ids, batch_size=2)
+        return small_run(model=model, train_dataloader=loader, max_duration="1ep", **options)
+
+    trainer = start(save_folder=tmp_path / "run")
+    trainer.fit()
+    path = trainer.save_checkpoint(tmp_path / name)
+
+    again = start(load_path=path)
+    assert torch.equal(again.state.model.model.embedding.weight, trainer.state.model.model.embedding.weight)
+    assert trainer.state.model.generate(torch.tensor([1])) == 2
+    with pytest.raises(TypeError, match=r"Net is no transformers\.PreTrainedModel: save a checkpoint"):
+        trainer.state.model.save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"Net is not a model of transformers .* load the checkpoint by Trainer\(load_p"
+    ):
+        HuggingFaceModel.hf_from_composer_checkpoint(path)
+    with pytest.raises(
+        ValueError, match=r"Net.* is not a model of transformers .*\. If it is your own PreTrainedModel"
+    ):
+        HuggingFaceModel.hf_from_composer_checkpoint(path, model_instantiation_class=Net)

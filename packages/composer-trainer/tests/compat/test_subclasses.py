@@ -156,6 +156,8 @@ def test_an_override_that_nothing_calls():
         type("Mine", (CheckpointSaver,), {"_rotate_checkpoints": lambda self: None})
     with pytest.raises(TypeError, match=r"Patient._update_stopper_state .*: override judge\(self, value, state\)"):
         type("Patient", (EarlyStopper,), {"_update_stopper_state": lambda self, state: None})
+    theirs = type("EarlyStopper", (Callback,), {"_update_stopper_state": lambda self, state: None})
+    type("Patient", (theirs,), {"_update_stopper_state": lambda self, state: None})  # a class of the program
 
 
 def test_arguments_of_the_constructor_of_a_callback():

@@ -173,9 +173,9 @@ class Callback(Serializable):
             TypeError: A method overrides one of MosaicML Composer's class that nothing calls here.
         """
         super().__init_subclass__(**kwargs)
-        of_composer = [OF_COMPOSER.get(base.__name__, {}) for base in cls.__mro__[1:]]
+        ours = [base.__name__ for base in cls.__mro__[1:] if base.__module__.startswith("composer.")]
         for name, method in vars(cls).items():
-            if instead := next((table[name] for table in of_composer if name in table), None):
+            if instead := next((OF_COMPOSER[one][name] for one in ours if name in OF_COMPOSER.get(one, ())), None):
                 raise TypeError(f"{cls.__name__}.{name} would be called by nothing: override {instead}, instead.")
             if (event := _OF_OTHERS.get(name)) is not None:
                 warnings.warn(

@@ -34,7 +34,7 @@ def predicts_next_token(model: PreTrainedModel) -> bool:
     from transformers.models.auto import modeling_auto  # noqa: PLC0415 (an extra of the packages that call this)
 
     names = {cls.__name__ for cls in type(model).__mro__}
-    if model.config.is_encoder_decoder or names & _UNSHIFTED:
+    if getattr(model.config, "is_encoder_decoder", False) or names & _UNSHIFTED:
         return False
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     known = {name for each in causal for name in ([each] if isinstance(each, str) else each)}

@@ -13,7 +13,7 @@ def fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tu
     """Add embedding rows for missing tokens; return the names of the resized weights."""
     try:
         num_rows = model.get_input_embeddings().weight.shape[0]
-    except NotImplementedError:
+    except (AttributeError, NotImplementedError):
         num_rows = getattr(model.config, "vocab_size", num_tokens)
     if num_tokens <= num_rows:
         return ()
@@ -24,7 +24,7 @@ def fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tu
         )
     try:
         model.resize_token_embeddings(num_tokens)
-    except NotImplementedError:
+    except (AttributeError, NotImplementedError):
         warnings.warn(
             f"{type(model).__name__} cannot resize its embedding of {num_rows} rows for the {num_tokens} tokens of "
             "the tokenizer. Build it with a larger vocab_size.",

@@ -50,8 +50,8 @@ def describe(
     """
     base = base_of(model)
     described: dict[str, Any] = {"model": {"class": type(base).__name__}, "tokenizer": None, "peft": None}
-    generation = [base.generation_config] if base.can_generate() and base.generation_config is not None else []
-    described["model"] |= {"files": _files_of(base.config, *generation), "changed": changed_layers(base)}
+    generation = getattr(base, "can_generate", bool)() and getattr(base, "generation_config", None)
+    described["model"] |= {"files": _files_of(base.config, generation), "changed": changed_layers(base)}
     if tokenizer is not None:
         described["tokenizer"] = {"class": type(tokenizer).__name__, "files": _files_of(tokenizer)}
     if is_peft_model(model):
@@ -199,7 +199,8 @@ def _files_of(*objects: Any) -> dict[str, Any]:
     files: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for each in objects:
-            each.save_pretrained(folder)
+            if hasattr(each, "save_pretrained"):  # of a model that is none of Transformers, it is any object
+                each.save_pretrained(folder)
         for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
             name, content = path.relative_to(folder).as_posix(), path.read_bytes()
             try:
@@ -249,15 +250,14 @@ def _model_class(named: Any) -> Any:
     """Return a class of Transformers by name, or the class that is passed."""
     import transformers  # noqa: PLC0415 (an extra)
 
-    if not isinstance(named, str):
-        if not isinstance(named, type):
-            raise TypeError(f"model_instantiation_class must be a class or a name in transformers, got {named!r}.")
-        return named
-    cls = getattr(transformers, named.removeprefix("transformers."), None)
+    if not isinstance(named, str | type):
+        raise TypeError(f"model_instantiation_class must be a class or a name in transformers, got {named!r}.")
+    cls = getattr(transformers, named.removeprefix("transformers."), None) if isinstance(named, str) else named
     if not isinstance(cls, type) or not (issubclass(cls, transformers.PreTrainedModel) or hasattr(cls, "from_config")):
         raise ValueError(
             f"{named} is not a model of transformers {transformers.__version__}. "
-            "If it is your own class, pass it as model_instantiation_class."
+            "If it is your own PreTrainedModel, pass it as model_instantiation_class. Construct any other model, "
+            "wrap it in HuggingFaceModel(...), and load the checkpoint by Trainer(load_path=...)."
         )
     return cls
 

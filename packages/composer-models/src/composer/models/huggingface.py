@@ -427,7 +427,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             TypeError: The model predicts no tokens, so it cannot generate.
         """
         base = base_of(self.model)
-        if not base.can_generate():
+        if not getattr(base, "can_generate", lambda: hasattr(base, "generate"))():
             raise TypeError(
                 f"{type(base).__name__} predicts no tokens, so it cannot generate. "
                 "Use a causal or a sequence-to-sequence language model."
@@ -467,6 +467,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             save_directory: The folder; files of an earlier save are replaced.
 
         Raises:
+            TypeError: The model is none of Transformers.
             ValueError: Algorithms have changed layers in a way that Transformers cannot represent.
         """
         self.pretrained_writer()(save_directory)
@@ -478,8 +479,13 @@ class HuggingFaceModel(PhaseMetricsModel):
             A function of the folder, without communication; it writes in the first process, and does nothing in others.
 
         Raises:
+            TypeError: The model is none of Transformers.
             ValueError: Algorithms have changed layers in a way that Transformers cannot represent.
         """
+        if not hasattr(self.model, "save_pretrained"):
+            raise TypeError(
+                f"{type(self.model).__name__} is no transformers.PreTrainedModel: save a checkpoint instead."
+            )
         if changed := changed_layers(base_of(self.model)):
             raise ValueError(
                 f"The model has layers that a model of Transformers cannot represent: {', '.join(changed)}. Save a "

@@ -99,7 +99,7 @@ def _as_composer(run: Mapping[str, Any], path: str) -> dict[str, Any]:
     state["integrations"] = dict(run.get("integrations", {}))
     if saved := dictionary(state["integrations"].get("huggingface")):
         model, tokenizer = saved["model"], dictionary(saved.get("tokenizer")).get("files", {})
-        config = {**_as_content("config.json", model["files"]["config.json"]), "class": model["class"]}
+        config = {**_as_content("config.json", model["files"].get("config.json", "{}")), "class": model["class"]}
         contents = {name: _as_content(name, text) for name, text in tokenizer.items()}
         state["integrations"]["huggingface"] = {**saved, "model": {**model, "config": config}, "tokenizer": contents}
     return state
