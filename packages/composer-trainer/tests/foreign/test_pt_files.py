@@ -5,6 +5,7 @@ import copy
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from composer.foreign import ForeignFile
 from composer.foreign.pt_files import open_files
 from composer.models import ComposerClassifier, HuggingFaceModel
 from composer.optim import MultiStepScheduler
+from fixtures import full_copy, same_bits
 from fixtures.processes import run_processes
 
 PROGRAM = Path(__file__).with_name("pt_program.py")
@@ -46,7 +48,7 @@ class Tied(nn.Module):
         return self.last(nn.functional.dropout(self.norm(self.first(x)).relu(), 0.2, self.training))
 
 
-def make_trainer(workers=0, width=4, duration="2ep", algorithms=(), dtype=torch.float32, **settings):
+def make_trainer(workers=0, width=4, duration="2ep", algorithms=(), dtype=torch.float32, names=NAMES, **settings):
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(24, width, dtype=dtype), torch.arange(24) % width)
     model = ComposerClassifier(Tied(width).to(dtype), num_classes=width)
@@ -59,7 +61,7 @@ def make_trainer(workers=0, width=4, duration="2ep", algorithms=(), dtype=torch.
         max_duration=duration,
         seed=3,
         progress_bar=False,
-        **{**NAMES, **settings},
+        **{**names, **settings},
     )
 
 
@@ -182,6 +184,34 @@ class TestLoading:
         check_exact_resume(make, stops=["4ba", "1ep"], folder=tmp_path)
 
         assert (tmp_path / "stop0" / "ep0-ba4-rank0.pt").is_file()
+
+    @pytest.mark.parametrize("given", NAMES)
+    def test_one_of_the_names_is_enough(self, tmp_path, given):
+        """The other one has Composer's default, and a run resumes exactly, by the link and by ``autoresume``."""
+        make = partial(make_trainer, names={given: NAMES[given]})
+        check_exact_resume(make, stops=["4ba"], folder=tmp_path)
+        options = {"save_folder": str(tmp_path / "run"), "run_name": "run"}
+        with make(duration="1ep", **options) as trainer:
+            trainer.fit()
+
+        link = tmp_path / "run" / "latest-rank0.pt"
+        assert {one.name for one in link.parent.glob("[!.]*")} == {"ep1-ba6-rank0.pt", link.name}
+        assert torch.load(link, weights_only=True)["state"]["timestamp"]["Timestamp"]["batch"] == 6
+        ends = []
+        for settings in ({}, {"load_path": link}, {"autoresume": True, **options}):
+            with make(**settings) as trainer:
+                trainer.fit()
+            ends.append(full_copy(trainer.state.model))
+        assert same_bits(ends[0], ends[1])
+        assert same_bits(ends[0], ends[2])
+        assert link.resolve().name == "ep2-ba12-rank0.pt"
+
+    def test_a_link_to_a_folder_that_is_named_like_a_file(self, tmp_path):
+        """With another name of checkpoints there is a warning."""
+        with pytest.warns(
+            DeprecationWarning, match=r"'latest\.pt' is a folder .* a link to 'ba{batch}' \(save_filename\)"
+        ):
+            make_trainer(save_folder=str(tmp_path), save_filename="ba{batch}", save_latest_filename="latest.pt")
 
     def test_two_processes(self, tmp_path):
         """Each process of DDP resumes from the file with what belongs to it; sharded runs keep a folder, and say so."""

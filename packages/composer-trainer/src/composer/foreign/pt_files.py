@@ -42,6 +42,7 @@ from composer.checkpoint.reading import OpenCheckpoint
 from composer.checkpoint.saver import CheckpointSaver
 from composer.checkpoint.saving import save
 from composer.core import State, join_tensors
+from composer.core.files import FileName
 from composer.core.former import warn_former
 from composer.core.saving.codec import to_data
 from composer.core.saving.records import from_data
@@ -287,7 +288,8 @@ def open_files(path: str | os.PathLike[str], *, replaces: bool = False) -> Folde
 def let_savers_write_files(state: State, *, is_split: bool) -> None:
     """Let savers whose names of checkpoints end in ``.pt`` write files, if nothing is in the way, else warn.
 
-    Those for which this was decided before are left as they are.
+    If only the name of checkpoints or that of the newest one ends so, the other one, if it has its default, gets that
+    of MosaicML Composer. Savers for which this was decided before are left as they are.
 
     Args:
         state: The run.
@@ -296,13 +298,21 @@ def let_savers_write_files(state: State, *, is_split: bool) -> None:
     for saver in state.callbacks:
         if not isinstance(saver, CheckpointSaver) or saver.open_folder is not open_folder:
             continue
+        links_to_file = str(saver.latest_filename).endswith(SUFFIX)
+        if links_to_file and saver.filename == "ep{epoch}-ba{batch}":
+            saver.filename = FileName(f"{saver.filename}-rank{{rank}}{SUFFIX}", saver.folder)
         if str(saver.filename).endswith(SUFFIX):
+            if saver.latest_filename == "latest":
+                saver.latest_filename = FileName(f"latest-rank{{rank}}{SUFFIX}", saver.folder)
             place = saver.folder if is_remote(saver.folder) else next(iter(saver.folders_of_copies(state)), None)
             if is_split or is_sharded(state.model) or place is not None:
                 saver.open_folder = partial(open_folder)
                 _warn_of_folder(saver.filename, place)
             else:
                 saver.open_folder = partial(open_files, replaces=saver.overwrite)
+        elif links_to_file:
+            saver.open_folder = partial(open_folder)
+            _warn_of_folder(str(saver.latest_filename), None, f"it is a link to {saver.filename!r} (save_filename)")
 
 
 def save_as_file(state: State, path: str, extra: Mapping[str, Any] | None, **options: Any) -> str:
@@ -321,6 +331,6 @@ def save_as_file(state: State, path: str, extra: Mapping[str, Any] | None, **opt
     return save(state, path, extra, **options)
 
 
-def _warn_of_folder(name: str, place: str | None) -> None:
-    reason = "each process writes its part of the model" if place is None else f"{without_secret_urls(place)} is a URL"
+def _warn_of_folder(name: str, place: str | None, reason: str = "each process writes its part of the model") -> None:
+    reason = reason if place is None else f"{without_secret_urls(place)} is a URL"
     warn_former(f"The checkpoint {name!r} is a folder and no file, because {reason}: remove '{SUFFIX}' from its name.")
