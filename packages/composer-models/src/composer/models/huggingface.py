@@ -467,8 +467,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             save_directory: The folder; files of an earlier save are replaced.
 
         Raises:
-            TypeError: The model is none of Transformers.
-            ValueError: Algorithms have changed layers in a way that Transformers cannot represent.
+            ValueError: It is no model of Transformers, or algorithms have changed layers in a way that these do not have.
         """
         self.pretrained_writer()(save_directory)
 
@@ -479,8 +478,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             A function of the folder, without communication; it writes in the first process, and does nothing in others.
 
         Raises:
-            TypeError: The model is none of Transformers.
-            ValueError: Algorithms have changed layers in a way that Transformers cannot represent.
+            ValueError: It is no model of Transformers, or algorithms have changed layers in a way that these do not have.
         """
         if not hasattr(self.model, "save_pretrained"):
             raise TypeError(
