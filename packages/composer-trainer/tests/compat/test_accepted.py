@@ -141,7 +141,7 @@ def test_a_model_that_is_none_of_transformers(config, name, tmp_path):
     again = start(load_path=path)
     assert torch.equal(again.state.model.model.embedding.weight, trainer.state.model.model.embedding.weight)
     assert trainer.state.model.generate(torch.tensor([1])) == 2
-    with pytest.raises(TypeError, match=r"Net is no transformers\.PreTrainedModel: save a checkpoint"):
+    with pytest.raises(ValueError, match=r"Net is no transformers\.PreTrainedModel: save a checkpoint"):
         trainer.state.model.save_pretrained(tmp_path)
     with pytest.raises(
         ValueError, match=r"Net is not a model of transformers .* load the checkpoint by Trainer\(load_p"

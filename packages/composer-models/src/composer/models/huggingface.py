@@ -467,7 +467,7 @@ class HuggingFaceModel(PhaseMetricsModel):
             save_directory: The folder; files of an earlier save are replaced.
 
         Raises:
-            ValueError: It is no model of Transformers, or algorithms have changed layers in a way that these do not have.
+            ValueError: It is no model of Transformers, or has layers that these models cannot have.
         """
         self.pretrained_writer()(save_directory)
 
@@ -478,12 +478,10 @@ class HuggingFaceModel(PhaseMetricsModel):
             A function of the folder, without communication; it writes in the first process, and does nothing in others.
 
         Raises:
-            ValueError: It is no model of Transformers, or algorithms have changed layers in a way that these do not have.
+            ValueError: It is no model of Transformers, or has layers that these models cannot have.
         """
         if not hasattr(self.model, "save_pretrained"):
-            raise TypeError(
-                f"{type(self.model).__name__} is no transformers.PreTrainedModel: save a checkpoint instead."
-            )
+            raise ValueError(f"{type(self.model).__name__} is no transformers.PreTrainedModel: save a checkpoint.")
         if changed := changed_layers(base_of(self.model)):
             raise ValueError(
                 f"The model has layers that a model of Transformers cannot represent: {', '.join(changed)}. Save a "
