@@ -26,8 +26,8 @@ SAMPLES = 22  # three global batches of 8, of which the last has 6, in an epoch
 class Recorder(Callback):
     """Records the first weights of this process, its batches, and its weights after each; and stops after one."""
 
-    def __init__(self, stop_at=None):
-        self.first, self.batches, self.weights, self.stop_at = [], [], [], stop_at
+    def __init__(self, stop_at=None, *, calls=False):
+        self.first, self.batches, self.weights, self.stop_at, self.calls = [], [], [], stop_at, calls
 
     def batch_start(self, state, logger):
         self.first = self.first or flat(state.model)
@@ -36,7 +36,7 @@ class Recorder(Callback):
     def batch_end(self, state, logger):
         self.weights.append(flat(state.model))
         if int(state.timestamp.batch) == self.stop_at and RANK == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            state.stop_training() if self.calls else os.kill(os.getpid(), signal.SIGTERM)
 
 
 def flat(model):
@@ -93,9 +93,9 @@ def muon(model):
     return muon_with_adamw(model, lr=0.02)
 
 
-def train(algorithms, make_optimizer, stop_at=None, **options):
+def train(algorithms, make_optimizer, stop_at=None, *, calls=False, **options):
     """Train, and return the weights of this process after each batch and at the end, and the trainer."""
-    recorder = Recorder(stop_at)
+    recorder = Recorder(stop_at, calls=calls)
     trainer = make_trainer(algorithms, make_optimizer, recorder, **options)
     with contextlib.suppress(SystemExit):
         trainer.fit()
@@ -117,16 +117,17 @@ def gradient_elements(algorithms):
     return [sum(size for size in sizes if size > 8), sum(size > 8 for size in sizes), acted]
 
 
-def resumed(make_optimizer, folder, batch, **options):
-    """Return the weights of a run that is stopped after a batch and resumed, from there on and at the end."""
-    before, *_ = train(
-        [DiLoCo("4ba")], make_optimizer, batch, save_folder=folder, save_interval="100ep", run_name="run", **options
-    )
+def resumed(make_optimizer, folder, batch, *, calls=False, **options):
+    """Return the weights of a run that is stopped after a batch and resumed: of each batch, at the stop and the end."""
+    before, stopped, *_ = train(
+        [DiLoCo("4ba")], make_optimizer, batch, calls=calls, save_folder=folder, save_interval="100ep", run_name="run",
+        **options,
+    )  # fmt: skip
     after, end, *_ = train(
         [DiLoCo("4ba")], make_optimizer, save_folder=folder, save_interval="100ep", run_name="run", autoresume=True,
         **options,
     )  # fmt: skip
-    return [before + after, end]
+    return [before + after, end, stopped]
 
 
 def restarted(folder):
@@ -189,6 +190,9 @@ def main():
             results[f"{kind}, resumed at {batch}"] = resumed(
                 make_optimizer, f"{shared[0]}/{kind}{batch}", batch, **options
             )
+    for batch in (1, 3, 8):
+        folder_of_run = f"{shared[0]}/stop_training{batch}"
+        results[f"AdamW, stop_training at {batch}"] = resumed(adamw, folder_of_run, batch, calls=True)
     results["restarted"] = restarted(f"{shared[0]}/restarted")
     results["errors"] = {
         "fsdp": error_of([DiLoCo()], sgd, parallelism_config={"fsdp": {}}),

@@ -8,9 +8,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.data import DataLoader, TensorDataset
 
+from composer import Trainer
 from composer.algorithms import EMA, DiLoCo
 from composer.core import AlgorithmConflictError, Engine, State
+from composer.diagnostics import check_exact_resume
+from composer.models import ComposerClassifier
 from fixtures.processes import run_processes
 
 
@@ -87,10 +91,43 @@ class TestResume:
     def test_is_exact_at_any_step(self, results, kind, batch):
         """Stopped by a signal between or after outer steps, each process resumes bit for bit."""
         for result in results:
-            weights, end = result[f"{kind}, resumed at {batch}"]
+            weights, end, _ = result[f"{kind}, resumed at {batch}"]
 
             assert weights == result[kind][0]
             assert end == result[kind][1]
+
+    @pytest.mark.parametrize("batch", [1, 3, 8])
+    def test_is_exact_after_stop_training(self, results, batch):
+        """Where one process calls stop_training, it takes effect after the next batch, without an outer step."""
+        stopped = [result[f"AdamW, stop_training at {batch}"] for result in results]
+        for result, (weights, end, _) in zip(results, stopped, strict=True):
+            assert weights == result["AdamW"][0]
+            assert end == result["AdamW"][1]
+        assert stopped[0][2] == stopped[1][2]  # the weights after the last outer step
+
+    def test_in_one_process_is_exact_after_stop_training(self):
+        """Also where the call ends the training at once."""
+
+        def make_trainer(**options):
+            torch.manual_seed(0)
+            model = ComposerClassifier(nn.Linear(4, 2), num_classes=2)
+            data = TensorDataset(torch.rand(32, 4), torch.arange(32) % 2)
+            return Trainer(
+                model=model,
+                train_dataloader=DataLoader(data, batch_size=4, shuffle=True),
+                optimizers=torch.optim.AdamW(model.parameters(), lr=0.1),
+                algorithms=[DiLoCo("3ba")],
+                max_duration="8ba",
+                seed=1,
+                device="cpu",
+                progress_bar=False,
+                **options,
+            )
+
+        def stop(trainer):
+            trainer.engine.on("batch_end", lambda state, _: state.stop_training(), every="5ba")
+
+        check_exact_resume(make_trainer, stops=["4ba", stop])
 
     def test_without_the_clock_begins_with_equal_weights(self, results):
         """A training from a checkpoint between outer steps, without its clock, is of equal weights after its own."""

@@ -65,6 +65,40 @@ def test_weights_loaded_between_fits(is_changed):
     assert weight.tolist() == ([[9.0, 9.0]] if is_changed else [[2.5, 2.5]])
 
 
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_stopped_between_outer_steps(is_changed):
+    """A stopped fit leaves the averages in the model, and goes on with its own weights; or with others if loaded."""
+    engine = start(WithLoss(nn.Sequential(nn.Linear(2, 1, bias=False))), DiLoCo("2ba", 1.0, 0.5, nesterov=False))
+    (diloco,), state = engine.state.algorithms, engine.state
+    state.max_duration = "4ba"
+    weight = state.model.network[0].weight
+
+    def train(batches):
+        for _ in range(batches):
+            engine.run_event("batch_start")
+            with torch.no_grad():
+                weight.add_(0.5)
+            state.timestamp = state.timestamp.to_next_batch(4)
+            engine.run_event("batch_end")
+
+    nn.init.zeros_(weight)
+    engine.run_event("fit_start")
+    train(3)
+    state.stop_training()
+    engine.run_event("fit_end")
+    assert weight.tolist() == [[1.0, 1.0]]
+    assert diloco.state_dict()["own_weights"]["network.0.weight"].tolist() == [[1.5, 1.5]]
+    if is_changed:
+        nn.init.constant_(weight, 8.0)
+    assert diloco.evaluation_weights(state) is None
+    assert bool(diloco.state_dict()["averaged_weights"]) is not is_changed
+    state.max_duration = "4ba"
+    engine.run_event("fit_start")
+    train(1)
+
+    assert weight.tolist() == ([[8.5, 8.5]] if is_changed else [[2.5, 2.5]])
+
+
 @pytest.mark.filterwarnings("ignore:DepthStacking.* would find nothing")
 @pytest.mark.parametrize(
     ("other", "text"), [(DepthStacking("2ba"), "the number of weights"), (EMA("2ba"), "evaluation")]
@@ -107,7 +141,7 @@ def test_state_of_a_process(monkeypatch):
     optimizer = torch.optim.Adam(model.parameters())
     model.weight.sum().backward()
     optimizer.step()
-    of_process = diloco._process_state(State(model, optimizers=optimizer))
+    of_process = diloco._process_state(DiLoCo(), State(model, optimizers=optimizer))
     saved = of_process.state_dict()
     expected = {name: one.clone() for name, one in optimizer.state[model.weight].items()}
     assert [*optimizer.state] == [model.weight]

@@ -41,9 +41,10 @@ class DiLoCo(Algorithm):
     momentum, the mean of the weights is then DDP's result, up to rounding.
 
     The weights of all optimizers are averaged. Evaluation uses those after the last outer step, and the buffers of the
-    first process, as it always does. A training that reaches its end has a last outer step. Checkpoints have the
-    weights and the state of the optimizers of each process. In one process, the outer steps are those of its own
-    weights.
+    first process, as it always does. A training that reaches its end has a last outer step. One that is stopped before
+    leaves the weights after the last outer step in the model, and continues with those of each process. Checkpoints
+    have the weights and the state of the optimizers of each process. In one process, the outer steps are those of its
+    own weights.
 
     Args:
         sync_every: The interval of outer steps, in batches or epochs.
@@ -73,7 +74,11 @@ class DiLoCo(Algorithm):
     _averaged_weights: dict[str, Tensor] = saved(factory=dict)
     _momenta: dict[str, Tensor] = saved(factory=dict)
     _is_apart: bool = saved(default=False)  # whether there was a step since
+    # Of the first process, where a training was stopped between outer steps; the model has those after the last one.
+    _own_weights: dict[str, Tensor] = saved(factory=dict)
 
+    _end: Time | None = transient(default=None)  # of this fit, before a stop moves it
+    _left: dict[str, Tensor] = transient(factory=dict)  # the weights of the model, after a fit
     _is_swapped: bool = transient(default=False)
     of_process: Any = transient(default=None)
 
@@ -95,21 +100,27 @@ class DiLoCo(Algorithm):
             if not state.timestamp.count(TimeUnit.BATCH):
                 reset_fields(self)
             _check(state)
-            if self._averaged_weights and not self._is_apart and self._are_loaded(state):
-                self._averaged_weights = {}
-            self.of_process = _process_state(state)
+            self._begin_fit(state)
         elif event is Event.BATCH_START:
             if not self._averaged_weights:
                 self._begin(state)
             self._is_apart = True
-        elif self._is_apart:
-            end = state.max_duration
-            if has_passed(self.sync_every, event, state) or (end is not None and state.has_reached(end)):
+        else:
+            if self._is_apart and (has_passed(self.sync_every, event, state) or self._is_complete(state)):
                 self._synchronize(state)
+            if event is Event.FIT_END:
+                self._end_fit(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress, without that of other weights than those that the model has got after the training."""
+        if self._left and _differ(self._left, self._averaged_weights):
+            self._forget()
+        return super().state_dict()
 
     def evaluation_weights(self, state: State) -> AbstractContextManager[None] | None:
         """Return a context in which the model has the weights after the last outer step; None if it has them."""
-        return self._in_model(state) if self._is_apart and not self._is_swapped else None
+        is_in_model = self._is_swapped or self._own_weights or not self._is_apart
+        return None if is_in_model else self._in_model(state)
 
     @contextlib.contextmanager
     def _in_model(self, state: State) -> Iterator[None]:
@@ -123,13 +134,32 @@ class DiLoCo(Algorithm):
             _copy(weights, own)
             self._is_swapped = False
 
-    def _are_loaded(self, state: State) -> bool:
-        """Return whether a process has other weights than after the last outer step, as some were loaded since."""
-        weights, before = _trained(state), self._averaged_weights
-        are_equal = weights.keys() == before.keys() and all(
-            torch.equal(one, before[name].to(one.device)) for name, one in weights.items()
-        )
-        return not all(state.gather(are_equal) if state.gather is not None else [are_equal])
+    def _is_complete(self, state: State) -> bool:
+        """Return whether the training is at its end, and not where it was stopped before, to be resumed there."""
+        end = state.max_duration
+        return end is not None and state.has_reached(end) and (self._end is None or state.has_reached(self._end))
+
+    def _begin_fit(self, state: State) -> None:
+        """Continue with the weights of this process; begin again if others were loaded since the last fit."""
+        weights, self._end, self._left = _trained(state), state.max_duration, {}
+        if self._own_weights or (self._averaged_weights and not self._is_apart):
+            are_loaded = _differ(weights, self._averaged_weights)
+            if any(state.gather(are_loaded) if state.gather is not None else [are_loaded]):
+                self._forget()
+        if self._own_weights:
+            _copy(weights, self._own_weights)
+            self._own_weights = {}
+        self.of_process = _process_state(self, state)
+
+    def _forget(self) -> None:
+        self._averaged_weights, self._momenta, self._own_weights, self._is_apart = {}, {}, {}, False
+
+    def _end_fit(self, state: State) -> None:
+        """Leave the weights after the last outer step in the model, which are the same in all processes."""
+        self._left = weights = _trained(state)
+        if self._is_apart:
+            self._own_weights = {name: weight.detach().clone() for name, weight in weights.items()}
+            _copy(weights, self._averaged_weights)
 
     def _begin(self, state: State) -> None:
         weights = _trained(state)
@@ -170,6 +200,12 @@ def _trained(state: State) -> dict[str, Tensor]:
     """Return the weights of the optimizers by name."""
     held = {id(one) for each in state.optimizers for group in unwrapped(each).param_groups for one in group["params"]}
     return {bare_name(name): one for name, one in bare_model(state.model).named_parameters() if id(one) in held}
+
+
+def _differ(weights: dict[str, Tensor], before: dict[str, Tensor]) -> bool:
+    return weights.keys() != before.keys() or any(
+        not torch.equal(one, before[name].to(one.device)) for name, one in weights.items()
+    )
 
 
 @torch.no_grad()
@@ -216,7 +252,7 @@ def _check(state: State) -> None:
         raise ValueError(f"DiLoCo trains in each process alone, which excludes {'; and '.join(found)}.")
 
 
-def _process_state(state: State) -> types.SimpleNamespace | None:
+def _process_state(algorithm: DiLoCo, state: State) -> types.SimpleNamespace | None:
     """Return an object that saves and loads the weights and the states of optimizers of a process but the first."""
     if rank_and_processes()[1] == 1:
         return None
@@ -229,7 +265,8 @@ def _process_state(state: State) -> types.SimpleNamespace | None:
         if torch.distributed.get_rank() == 0:  # those of the first are in the checkpoint
             return {}
         states = [_map(lambda value: value.cpu(), one.state.get(weight, {})) for one, weight in trained()]
-        return {"weights": _map(lambda value: value.detach().cpu(), _trained(state)), "optimizers": states}
+        weights = algorithm.state_dict()["own_weights"] or _trained(state)
+        return {"weights": _map(lambda value: value.detach().cpu(), weights), "optimizers": states}
 
     def load(loaded: dict[str, Any]) -> None:
         if loaded:
