@@ -115,7 +115,7 @@ MEETINGS = {
     ): "When SWA ends, or DiLoCo takes an outer step: those after it see other weights.",
     (Event.EPOCH_END, Stage.WEIGHTS): "At an outer step of DiLoCo: those after it see other weights.",
     (Event.FIT_END, Stage.AUGMENT): "No: each takes out of the dataset what it has added.",
-    (Event.FIT_END, Stage.WEIGHTS): "At a last outer step of DiLoCo, or a stop before it: those after it see other weights.",
+    (Event.FIT_END, Stage.WEIGHTS): "At a last outer step or stop of DiLoCo: those after it see other weights.",
 }
 """Whether the order of the list matters for algorithms that share a stage at an event."""
 
