@@ -143,9 +143,15 @@ class TestSharded:
 
     @pytest.mark.parametrize("number", [2, 4])
     def test_out_of_memory_in_one_process(self, number):
-        """All use the size that fits in the one, with bit-identical results, wherever it runs out of memory."""
+        """All use the size that fits in the one, with bit-identical results, wherever and when it runs out of memory.
+
+        Once the optimizer has a state, there is less memory: a size that fits in the first batch is tried again.
+        """
         printed = run_processes(Path(__file__).with_name("size_search_program.py"), number)
 
         for rank, output in enumerate(printed):
             found = json.loads(output.splitlines()[-1])
-            assert found == {case: [2, True, [8, 4, 2 if rank == 1 else 4]] for case in found}
+            first = [2, True, [8, 4, 2 if rank == 1 else 4]]
+            # A trial that succeeds and the batch; in the second batch a trial that fails in a process, and another one.
+            second = [4, True, [8, 8, 8, 4, 4, 4]]
+            assert found == {case: second if "second" in case else first for case in found}

@@ -17,7 +17,7 @@ from composer.functional.dtensors import without_repeats
 from composer.trainer.evaluation.metrics import load_metrics, save_metrics
 
 if TYPE_CHECKING:
-    from composer.core import State
+    from composer.core import State, Time
     from composer.distributed import Parallelism
 
 _log = logging.getLogger(__name__)
@@ -51,14 +51,15 @@ class MicrobatchSearch:
 
     Args:
         state: Its ``device_train_microbatch_size`` is set to the size found.
-        parallel: Runs the model in all processes. Several processes search once, for the first batch: each tries a size
-            by itself, and they agree on the next. If a process runs out of memory later, the others time out.
+        parallel: Runs the model in all processes. Several processes search in the first two batches, as optimizers make
+            their state in the first step: each tries a size by itself, and they agree on the next. If a process runs
+            out of memory later, the others time out.
         step: Computes the gradients.
     """
 
     def __init__(self, state: State, parallel: Parallelism, step: Step) -> None:
         self._state, self._parallel, self._step = state, parallel, step
-        self._is_found = False
+        self._tried: set[Time] = set()
 
     def compute_gradients(self, num_samples: int) -> Tensor:
         """Compute the gradients of a batch, split into microbatches of the largest size that fits; return its loss.
@@ -68,7 +69,7 @@ class MicrobatchSearch:
         """
         state, step, is_alone = self._state, self._step, not self._parallel.is_connected
         # Each trial exchanges a number between the processes, which is too slow for every batch.
-        if self._is_found and not is_alone:
+        if not is_alone and len(self._tried) > 1 and state.timestamp.batch not in self._tried:
             return step.compute_gradients()
         before = _BeforeTrial(state, step)
         while True:
@@ -82,7 +83,7 @@ class MicrobatchSearch:
                 return step.total
             before.restore(state, step)
             if size == _NO_LIMIT:
-                self._is_found = True
+                self._tried.add(state.timestamp.batch)
                 return step.compute_gradients()
             self._check(size, tried, failure)
             state.device_train_microbatch_size = size
