@@ -220,6 +220,7 @@ class TestDetection:
             samples = [(image.double(), target) for image, target in objects(3).dataloader.dataset]
             empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
             samples[1] = samples[1][0], empty  # three channels in each of three images
+            samples[0] = samples[0][0], {"boxes": torch.tensor([]), "labels": torch.tensor([])}
             loader = DataLoader(samples, batch_size=3, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))
 
             model = ComposerDetector(network)

@@ -108,6 +108,37 @@ class TestForwardAndLoss:
 
         assert all(torch.isfinite(loss) for loss in model(batch).values())
 
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_empty_tensors_without_a_shape(self, model, place):
+        """An image without objects may have ``torch.tensor([])`` as boxes and labels, with the losses of (0, 4)."""
+        samples = draw(2)
+        image, _ = samples[place]
+        losses = []
+        for boxes, labels in ((torch.zeros(0, 4), torch.zeros(0).long()), (torch.tensor([]), torch.tensor([]))):
+            samples[place] = image, {"boxes": boxes, "labels": labels}
+            batch = collate_detection(samples)
+            torch.manual_seed(1)
+            losses.append(model(batch))
+
+        torch.testing.assert_close(*losses)
+        assert batch[1][place]["boxes"] is boxes
+
+    @pytest.mark.parametrize(
+        ("target", "found"),
+        [
+            ({"boxes": torch.zeros(3), "labels": torch.zeros(3).long()}, r"1 has boxes \(3,\)"),
+            ({"boxes": torch.zeros(3, 5), "labels": torch.zeros(3).long()}, r"1 has boxes \(3, 5\)"),
+            ({"boxes": torch.zeros(1, 4), "labels": torch.zeros(1)}, r"labels \(1,\) of torch.float32"),
+        ],
+    )
+    def test_wrong_targets(self, model, target, found):
+        """The error names the image, and what it has."""
+        samples = draw(2)
+        samples[1] = samples[1][0], target
+
+        with pytest.raises(ValueError, match=rf"boxes' \(n, 4\) and 'labels' \(n,\) of integers; .*{found}"):
+            model(collate_detection(samples))
+
     def test_predictions_without_targets(self, model, batch):
         """Images alone, in a list, a tensor or a tuple of one of these, are predicted as those with targets."""
         model.eval()

@@ -31,7 +31,7 @@ class TestMatrices:
 
         values = evaluated(MulticlassConfusionMatrix(3), memory, MatrixVisualizer())
 
-        ((_, pictures),) = memory.images["metrics/eval/MulticlassConfusionMatrix"]
+        ((_, pictures),) = memory.images["Images/eval/MulticlassConfusionMatrix"]
         assert torch.equal(pictures[0], draw_matrix(values["MulticlassConfusionMatrix"]))
 
     def test_several(self):
@@ -45,5 +45,5 @@ class TestMatrices:
 
         callback.eval_end(state, Logger(state, destinations=memory))
 
-        assert [len(pictures) for _, pictures in memory.images["metrics/eval/Matrix"]] == [4]
-        assert list(memory.images) == ["metrics/eval/Matrix"]
+        assert [len(pictures) for _, pictures in memory.images["Images/eval/Matrix"]] == [4]
+        assert list(memory.images) == ["Images/eval/Matrix"]

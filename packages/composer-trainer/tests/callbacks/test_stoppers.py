@@ -142,6 +142,17 @@ class TestEarlyStopper:
 
         assert batches(trainer) == 5 * 3
 
+    def test_name_without_a_label(self):
+        """It is that of the evaluator that has the metric, also beside training data; of two, an error lists both."""
+        stopper = EarlyStopper("Score")
+        assert batches(make(stopper, train=range(10), evaluation=[1, 1, 1])) == 5 * 3
+        assert stopper.dataloader_label == "eval"
+
+        evaluators = [Evaluator(label=label, dataloader=[torch.ones(4, 2)]) for label in ("first", "second")]
+        trainer = make(EarlyStopper("Score"), evaluation=[1], eval_dataloader=evaluators)
+        with pytest.raises(ValueError, match=r"must be one of \['first/Score', 'second/Score'\], got 'Score'"):
+            trainer.fit()
+
     def test_within_an_epoch(self):
         """An evaluation within an epoch stops the training there."""
         stopper = EarlyStopper("Score", "eval", patience="3ba")
@@ -153,7 +164,11 @@ class TestEarlyStopper:
         [
             ({"monitor": "score"}, "one of ['eval/Score'], got 'eval/score'; did you mean 'eval/Score'?"),
             ({"dataloader_label": "train"}, "got 'train/Score'; did you mean 'eval/Score'?"),
-            ({"dataloader_label": ""}, "got 'Score'; did you mean 'eval/Score'?"),
+            ({"dataloader_label": "", "monitor": "score"}, "got 'score'; did you mean 'eval/Score'?"),
+            (
+                {"dataloader_label": "", "monitor": "loss/train/total"},
+                "EarlyStopper: monitor must be one of ['eval/Score'], got 'loss/train/total'. For a loss, add",
+            ),
             ({"monitor": "loss"}, "got 'eval/loss'. For a loss, add LossMetric(loss_fn)"),
             ({"monitor": "other"}, "monitor must be one of ['eval/Score'], got 'eval/other'."),
         ],
@@ -204,8 +219,12 @@ class TestResume:
 
     @pytest.mark.parametrize(
         "make_stopper",
-        [lambda: EarlyStopper("Score", "eval"), lambda: ThresholdStopper("Score", "eval", 0.5)],
-        ids=["early", "threshold"],
+        [
+            lambda: EarlyStopper("Score", "eval"),
+            lambda: EarlyStopper("Score"),
+            lambda: ThresholdStopper("Score", "eval", 0.5),
+        ],
+        ids=["early", "early without a label", "threshold"],
     )
     def test_stopped_training_stays_complete(self, make_stopper):
         """The restarted program finds the training complete; with a longer duration it continues."""

@@ -187,9 +187,30 @@ class TestMakeTrainer:
         if "trust" in entries:
             assert "Option 'trust' is not accepted" in error
         else:
-            assert re.search(r"run.yaml: \w+ leads to [\w.]+, which is not imported.*--trust \w+", error)
-            assert ("may load code of others: name a function" in error) == ("composer.cli" in entries)
+            assert re.search(r"run.yaml: \w+ leads to [\w.]+, which is not imported", error)
+            is_denied = "composer.cli" in entries
+            assert bool(re.search(r"--trust \w+", error)) != is_denied
+            assert ("may load code of others. Name a function in a module of this folder" in error) == is_denied
         assert not (tmp_path / "ran").exists()
+
+    @pytest.mark.parametrize("kind", ["Bert", "AutoModel"])
+    @pytest.mark.parametrize("trust", [[], ["--trust=transformers.models.auto.auto_factory._BaseAutoModelClass"]])
+    def test_pretrained_models(self, run, tmp_path, capsys, kind, trust):
+        """``from_pretrained`` may load code, and states no type: the error shows the function that calls it."""
+        pytest.importorskip("transformers")
+        name = f"transformers.{kind}ForSequenceClassification.from_pretrained"
+        inner = f"{{class_path: {name}, init_args: {{pretrained_model_name_or_path: bert}}}}"
+        entry = f"{{class_path: composer.models.HuggingFaceModel, init_args: {{model: {inner}}}}}"
+        config = (tmp_path / run).read_text()
+        (tmp_path / run).write_text(re.sub("(?m)^model: .*", f"model: {entry}", config))
+
+        with pytest.raises(SystemExit):
+            train.make_trainer(["--config", run, *trust])
+
+        error = capsys.readouterr().err.rpartition("error: ")[2]
+        assert "ame a function in a module of this folder, which calls it and states what it returns" in error
+        assert "`def make_model(name: str) -> HuggingFaceModel:`" in error
+        assert "--trust" not in error
 
     def test_values_without_a_type_are_not_called(self, run, tmp_path):
         """A class that is not trusted stays a dictionary where any value may be."""

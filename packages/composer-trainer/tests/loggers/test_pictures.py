@@ -104,7 +104,7 @@ class TestFiles:
 
         events = EventAccumulator(str(tmp_path / "run"))
         events.Reload()
-        assert events.Tags()["images"] == ["metrics/eval/MulticlassConfusionMatrix"]
+        assert events.Tags()["images"] == ["Images/eval/MulticlassConfusionMatrix"]
         assert not [name for name in events.Tags()["scalars"] if "Confusion" in name]
 
     def test_masks_are_drawn_where_a_tracker_has_none(self, tmp_path):

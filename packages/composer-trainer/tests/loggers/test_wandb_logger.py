@@ -6,10 +6,13 @@ import time
 import pytest
 import torch
 import wandb
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassConfusionMatrix
 from wandb.proto import wandb_internal_pb2
 
+from composer.callbacks import MatrixVisualizer
 from composer.loggers import InMemoryLogger, WandBLogger
-from fixtures import make_loader, trained
+from fixtures import make_classifier, make_loader, small_run, trained
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +153,25 @@ class TestRun:
 
 
 class TestOtherThings:
+    def test_matrix(self, make_logger, tmp_path):
+        """The numbers of a confusion matrix are a table, and its picture has another name."""
+        data = DataLoader(TensorDataset(torch.rand(12, 4), torch.arange(12) % 3), 6)
+        model = make_classifier(val_metrics=[MulticlassConfusionMatrix(3)])
+        options = {
+            "loggers": make_logger(),
+            "callbacks": MatrixVisualizer(),
+            "train_dataloader": None,
+            "optimizers": None,
+        }
+        with small_run(model=model, eval_dataloader=data, **options) as trainer:
+            trainer.eval()
+
+        found = {name: value["path"] for row in history(tmp_path) for name, value in row.items() if "Confusion" in name}
+        assert sorted(found) == [f"{kind}/eval/MulticlassConfusionMatrix" for kind in ("Images", "metrics")]
+        pictures, numbers = (tmp_path.glob(f"wandb/*run-*/files/{path}") for _, path in sorted(found.items()))
+        assert json.loads(next(pictures).read_text())["columns"] == ["Image"]
+        assert len(json.loads(next(numbers).read_text())["data"]) == 3
+
     def test_images_and_tables(self, make_logger, make_loop, tmp_path):
         """Images are files with their masks; tables are JSON."""
         loop = make_loop(make_logger())

@@ -112,10 +112,13 @@ class TestSplitBatch:
 
     @pytest.mark.parametrize("kind", [tuple, list])
     @pytest.mark.parametrize("boxes", [[0, 1, 2], [3, 3, 3], [2, 2, 2]])
-    def test_images_with_boxes(self, kind, boxes):
+    @pytest.mark.parametrize("empty", [torch.zeros(0, 4), torch.tensor([])], ids=["(0, 4)", "(0,)"])
+    def test_images_with_boxes(self, kind, boxes, empty):
         """Images and targets of ``tuple(zip(*samples))`` are counted and split by images, whatever their lengths."""
         images = kind(torch.full((3, 8, 8 + size), size) for size in boxes)
-        targets = kind({"boxes": torch.zeros(size, 4), "labels": torch.zeros(size)} for size in boxes)
+        targets = kind(
+            {"boxes": torch.zeros(size, 4) if size else empty, "labels": torch.zeros(size)} for size in boxes
+        )
 
         first, second = split_batch((images, targets), 2)
 

@@ -135,9 +135,10 @@ def is_list_of_samples(items: list[Any] | tuple[Any, ...], num_samples: int) -> 
 
 
 def _has_boxes(items: Any) -> bool:
-    """Return whether this is a list with a mapping for each image that has its boxes ``(n, 4)``, as of detectors."""
+    """Return whether this is a list with a mapping for each image that has its boxes ``(n, 4)``, or ``(0,)``."""
     first = items[0] if isinstance(items, (list, tuple)) and items else None
-    return isinstance(first, Mapping) and getattr(first.get("boxes"), "ndim", 0) == 2
+    shape = getattr(first.get("boxes"), "shape", ()) if isinstance(first, Mapping) else ()
+    return len(shape) == 2 or tuple(shape) == (0,)
 
 
 def has_items(batch: Any) -> bool:

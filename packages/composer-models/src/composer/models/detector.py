@@ -100,7 +100,8 @@ class ComposerDetector(DetectionModel):
     Batches are pairs ``(images, targets)``: a list of images ``(3, H, W)`` in ``[0, 1]``, which may differ in size, and
     for each a dictionary with ``boxes`` ``(n, 4)`` as x1, y1, x2, y2 in pixels, and ``labels`` ``(n,)``; with ``masks``
     or ``keypoints`` if the module learns those. :func:`collate_detection` or ``tuple(zip(*samples))`` creates such
-    batches, which a trainer counts and splits by the key ``boxes``. An image without objects has boxes ``(0, 4)``.
+    batches, which a trainer counts and splits by the key ``boxes``. An image without objects has boxes ``(0, 4)``
+    or ``(0,)``.
 
     The module computes its losses in the forward pass, and only in training: then the outputs are a dictionary of
     losses, which ``loss()`` returns. In evaluation the outputs are predictions. So there are no metrics in training,
@@ -145,8 +146,8 @@ class ComposerDetector(DetectionModel):
 
         Raises:
             TypeError: ``batch`` is not a pair of lists.
-            ValueError: The number of targets differs from that of images, a target lacks boxes or labels, or a label is
-                out of range.
+            ValueError: The number of targets differs from that of images, a target lacks boxes or labels or has others
+                than ``(n, 4)`` and integers, or a label is out of range.
         """
         if not self.training and (images := _images_alone(batch)) is not None:
             return self.module(images)
@@ -284,4 +285,17 @@ def _images_and_targets(batch: Any) -> tuple[Any, Any]:
         if not isinstance(target, Mapping) or not {"boxes", "labels"} <= target.keys():
             got = f"the keys {sorted(target)}" if isinstance(target, Mapping) else type(target).__name__
             raise ValueError(f"Every target must be a dictionary with 'boxes' (n, 4) and 'labels' (n,), got {got}.")
+    targets = [target if len(target["boxes"]) else _without_objects(target) for target in targets]
+    for place, target in enumerate(targets):
+        boxes, labels = target["boxes"], target["labels"]
+        if boxes.ndim != 2 or boxes.shape[1] != 4 or labels.is_floating_point():
+            raise ValueError(
+                "Every target must have 'boxes' (n, 4) and 'labels' (n,) of integers; that of the image "
+                f"{place} has boxes {tuple(boxes.shape)} and labels {tuple(labels.shape)} of {labels.dtype}."
+            )
     return images, targets
+
+
+def _without_objects(target: Any) -> dict[str, Any]:
+    """Return the target of an image without objects, whose ``torch.tensor([])`` has another shape or dtype."""
+    return {**target, "boxes": target["boxes"].reshape(0, 4), "labels": target["labels"].long()}

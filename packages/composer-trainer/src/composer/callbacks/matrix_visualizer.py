@@ -16,8 +16,9 @@ from composer.loggers.products import require_product
 class MatrixVisualizer(Callback):
     """Log each metric that is a square matrix, such as ``MulticlassConfusionMatrix``, as a picture after an evaluation.
 
-    Its name is that of the metric. Several matrices, such as those of ``MultilabelConfusionMatrix``, are several
-    pictures. Without this callback, loggers get a table.
+    Its name is ``Images/eval/MulticlassConfusionMatrix``, and the metric's name is that of a table with the numbers, as
+    W&B stores one value by name and step. Several matrices, such as those of ``MultilabelConfusionMatrix``, are several
+    pictures.
 
     Args:
         class_names: Names of the rows and columns; their numbers if None.
@@ -41,4 +42,4 @@ class MatrixVisualizer(Callback):
         for name, value in state.eval_metric_values.get(label, {}).items() if logger.destinations else ():
             if isinstance(value, Tensor) and value.ndim in {2, 3} and value.shape[-1] == value.shape[-2] > 1:
                 pictures = [draw_matrix(one, self.class_names) for one in value.view(-1, *value.shape[-2:])]
-                logger.log_images(pictures, f"metrics/{label}/{name}", channels_last=True)
+                logger.log_images(pictures, f"Images/{label}/{name}", channels_last=True)

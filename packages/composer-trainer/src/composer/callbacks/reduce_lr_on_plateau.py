@@ -25,9 +25,10 @@ class ReduceLROnPlateau(MetricCallback):
     the schedule multiplies. The weight decay of ``DecoupledAdamW`` and ``DecoupledSGDW`` is reduced with the rate.
 
     Args:
-        monitor: The metric's name, such as ``"MulticlassAccuracy"``, or label and name: ``"eval/MulticlassAccuracy"``.
+        monitor: The metric's name, such as ``"MulticlassAccuracy"``, or label and name: ``"eval/MulticlassAccuracy"``;
+            ``"eval/loss/kl"`` for a part of the model's loss.
         dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``), unless ``monitor``
-            begins with it.
+            begins with it. The evaluator that has the metric, if it is one.
         factor: What the learning rates are multiplied by, more than 0 and less than 1.
         patience: How many values without an improvement are accepted; the next one reduces the rates.
         threshold: The smallest relative change that counts as an improvement.

@@ -85,6 +85,7 @@ class MetricCallback(Callback, abc.ABC):
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
         reset_fields(self)
+        self._find_label(state)  # before a load, which compares it with the saved one
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Check that the metric exists.
@@ -96,13 +97,18 @@ class MetricCallback(Callback, abc.ABC):
             reset_fields(self)
         self.is_fitting = True
         metrics = _metrics_of(state)
-        known = metrics.get(self.dataloader_label, {})
-        if self.dataloader_label and self.dataloader_label not in metrics:
+        self._find_label(state)
+        if self.dataloader_label not in {"", "loss", *metrics}:  # "loss/train/total" is logged, and no metric
             warnings.warn(f"The callback has no effect. {self._no_such_metric(metrics)}", stacklevel=2)
-        elif not any(self.monitor == one or self.monitor.startswith(f"{one}/") for one in known):
+        elif not _has(metrics.get(self.dataloader_label, {}), self.monitor):
             raise self._no_such_metric(metrics)
         else:
             self.is_better(0.0, 0.0, state)
+
+    def _find_label(self, state: State) -> None:
+        labels = [label for label, own in state.eval_metrics.items() if _has(own, self.monitor)]
+        if not self.dataloader_label and len(labels) == 1:
+            self.dataloader_label = labels[0]
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Ignore evaluations after training."""
@@ -139,7 +145,7 @@ class MetricCallback(Callback, abc.ABC):
         known = [f"{label}/{name}" for label, own in metrics.items() for name in own]
         given = f"{self.dataloader_label}/{self.monitor}".removeprefix("/")
         missing = ""
-        if self.dataloader_label and self.dataloader_label not in metrics:
+        if self.dataloader_label not in {"", "loss", *metrics}:
             missing = (
                 f" there is no evaluator labelled {self.dataloader_label!r}: pass eval_dataloader= (an Evaluator for a "
                 f"label other than 'eval'), or monitor '{next(iter(metrics))}/...'."
@@ -191,6 +197,10 @@ class MetricStopper(MetricCallback, abc.ABC):
             state.stop_training(self.reason())
 
 
+def _has(metrics: Mapping[str, Any], name: str) -> bool:
+    return any(name == one or name.startswith(f"{one}/") for one in metrics)
+
+
 def _metrics_of(state: State) -> dict[str, dict[str, Any]]:
     return {str(state.dataloader_label): state.train_metrics, **state.eval_metrics}
 
@@ -212,9 +222,9 @@ class EarlyStopper(MetricStopper):
 
     Args:
         monitor: The metric's name, such as ``"MulticlassAccuracy"``, or label and name as in ``save_best``:
-            ``"eval/MulticlassAccuracy"``.
+            ``"eval/MulticlassAccuracy"``; ``"eval/loss/kl"`` for a part of the model's loss.
         dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``), unless ``monitor``
-            begins with it.
+            begins with it. The evaluator that has the metric, if it is one.
         comp: How to compare a value with the best: ``"less"``, ``"greater"`` or a function of two tensors such as
             ``torch.less``. If None, the metric's ``higher_is_better`` decides.
         min_delta: Smallest change that counts as an improvement, at least 0.
@@ -288,9 +298,9 @@ class ThresholdStopper(MetricStopper):
 
     Args:
         monitor: The metric's name, such as ``"MulticlassAccuracy"``, or label and name as in ``save_best``:
-            ``"eval/MulticlassAccuracy"``.
+            ``"eval/MulticlassAccuracy"``; ``"eval/loss/kl"`` for a part of the model's loss.
         dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``), unless ``monitor``
-            begins with it.
+            begins with it. The evaluator that has the metric, if it is one.
         threshold: The value to compare the metric with; a finite number.
         comp: How to compare a value with the threshold: ``"less"``, ``"greater"`` or a function of two tensors such as
             ``torch.less``. If None, the metric's ``higher_is_better`` decides.

@@ -62,6 +62,10 @@ DENIED = (
     "transformers.utils",
 )
 """Modules in these that import by name, run commands, or load code of others."""
+_FUNCTION = (
+    "name a function in a module of this folder, which calls it and states what it returns, such as "
+    "`def make_model(name: str) -> HuggingFaceModel:`, by class_path: task.make_model, init_args: {name: ...}."
+)
 _NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
 
@@ -150,22 +154,28 @@ def _only_trusted(names: Iterable[str]) -> Iterator[None]:
 
 
 def _error_of_trust(message: str, arguments: Sequence[str]) -> str:
-    """Return an error of jsonargparse, replaced by a sentence if a name is not trusted."""
+    """Return an error of jsonargparse, replaced by a sentence if a name is not trusted, or a function has no type."""
     refused = re.findall(r"Importing '(.+?)' is not allowed", message)
     if not refused:
-        return message
+        function = re.search(r"Import path (\S*\.[a-z_]\w*) does not correspond to a subclass of (\S+)", message)
+        return (
+            message if function is None else f"{function[1]} does not state that it returns {function[2]}: {_FUNCTION}"
+        )
     name = next((name for name in refused if not Path(name).exists()), refused[0])  # a nested file is no name
     key = re.search(r'key "(.+?)"', message)
     package, _, rest = name.partition(".")
     is_partly = any(one.partition(".")[0] == package for one in TRUSTED)
     files = [value for one in arguments if Path(value := one.rpartition("=")[2]).is_file()]
     reason = f"it is neither in a module of this folder nor in {', '.join(TRUSTED)}"
+    remedy = (
+        "If you trust who wrote this, add --trust "
+        f"{name.rpartition('.')[0] if is_partly and rest else package} to the command line."
+    )
     if denied := [one for one in DENIED if f"{name}.".startswith(f"{one}.")]:
-        reason = f"{denied[0]} may load code of others: name a function in a module of this folder, which calls it"
+        reason, remedy = f"{denied[0]} may load code of others", f"{_FUNCTION[0].upper()}{_FUNCTION[1:]}"
     return (
         f"{', '.join(files) or 'The configuration'}: {key[1] if key else 'a key'} leads to {name}, which is not "
-        f"imported, because {reason}. If you trust who wrote this, add --trust "
-        f"{name.rpartition('.')[0] if is_partly and rest else package} to the command line."
+        f"imported, because {reason}. {remedy}"
     )
 
 
