@@ -147,10 +147,42 @@ def test_yaml(tmp_path):
         ("broken.yml", 2, "composer.datasets.cifar", False),
         ("train.yaml", 4, "composer.utils.get_file", True),
         ("train.yaml", 5, "composer.optim.NothingScheduler", False),
-        ("train.yaml", 10, "composer.callbacks.MLPerfCallback", False),
-        ("train.yaml", 14, "composer.callbacks.MLPerfCallback", False),
+        ("train.yaml", 10, "composer.callbacks.MLPerfCallback", True),
+        ("train.yaml", 14, "composer.callbacks.MLPerfCallback", True),
     ]
     assert len(list(scan(tmp_path / "train.yaml"))) == 4
+
+
+@pytest.mark.parametrize(
+    "program", ["class MLPerf_Callback:\n    ...\n", "callbacks.register('mlperf_callback', func=f)\n"]
+)
+def test_components_of_the_program(tmp_path, capsys, program):
+    """A component that YAML names works if the program defines it, and is not found if a file of the folder does."""
+    (tmp_path / "train.yaml").write_text("callbacks:\n  mlperf_callback: {}\n  - _target_: src.MLPerfCallback\n")
+
+    assert main(["scan", str(tmp_path)]) == 0
+    assert "composer.callbacks.MLPerfCallback -> works if the program defines it; in th" in capsys.readouterr().out
+    (tmp_path / "own.py").write_text(program)
+    assert list(scan(tmp_path)) == []
+
+
+def test_arguments_in_yaml(tmp_path):
+    """Keys beside a ``_target_`` are checked as arguments of a call, and those of other mappings are not."""
+    (tmp_path / "train.yaml").write_text(
+        "trainer:\n  grad_accum: 2\n  _target_: composer.Trainer\n  _convert_: all\n  device: gpu\n\n"
+        "  fsdp_config: {grad_accum: 1}\n  callbacks:\n  - _target_: composer.callbacks.SpeedMonitor\n"
+        "    windows: 1\n  - windows: 2\n    _target_: composer.callbacks.MemoryMonitor\n  wrong: 1\nother: 1\n"
+        "ema: {_target_: composer.algorithms.EMA, half_life: 1ba, wrong: 1}\n"
+    )
+
+    assert [(one.line, one.former) for _, one in scan(tmp_path)] == [
+        (2, "Trainer(grad_accum=...)"),
+        (7, "Trainer(fsdp_config=...)"),
+        (10, "SpeedMonitor(windows=...)"),
+        (11, "MemoryMonitor(windows=...)"),
+        (13, "Trainer(wrong=...)"),
+        (15, "EMA(wrong=...)"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -281,6 +313,14 @@ def test_overrides_that_nothing_calls():
     (finding,) = scan_source(source)
 
     assert (finding.line, finding.former, finding.works) == (4, "CheckpointSaver._rotate_checkpoints", False)
+    indirect = (
+        "class Second(Mine):\n    _rotate_checkpoints = lambda self: 0\n    async def _upload_checkpoint(self): ...\n"
+    )
+    assert [line for line, *_ in found(source + indirect)] == [4, 6, 7]
+    theirs = "from mylib import FileLogger\nclass Mine(FileLogger):\n    def _flush_file(self): ...\n"
+    assert found(theirs) == []
+    trainer = "import composer\nclass Mine(composer.Trainer):\n    def _train_batch(self, use_grad_scaling): ...\n"
+    assert [former for _, former, _ in found(trainer)] == ["Trainer._train_batch"]
     assert "override _save_checkpoint(self, state, logger)" in finding.change
 
 
@@ -306,8 +346,49 @@ def test_reading_checkpoints_as_files():
         "    torch.load(checkpoint_path)\ntorch.load('data.bin')\n"
     )
 
-    assert found(source) == [(3, "os.path.isfile(...)", False), (4, "torch.load(...)", False)]
-    assert found(source + "Trainer(model=None, save_filename='ep{epoch}.pt')\n") == []
+    assert found(source) == [(3, "os.path.isfile(...)", False), (4, "torch.load(...)", True)]
+    assert str(scan_source(source)[1]).startswith(
+        "4: torch.load(...) -> works if it is a file; a checkpoint is a file "
+    )
+    assert found(source + "Trainer(model=None, save_filename='model.pt')\n") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "works"),
+    [
+        ("p = os.path.join(folder, 'latest-rank0.pt'); q = p; os.remove(q)", False),
+        ("self.path = 'latest-rank0.pt'; torch.load(f=self.path)", False),
+        ("Path('a/latest-rank0.pt').is_file()", False),
+        ("open('latest-rank0.pt', 'rb')", False),
+        ("import composer; open(ckpt, 'rb')", True),
+        ("import composer; shutil.copy(checkpoint, 'b')", True),
+        ("import composer; torch.load(args.sam_pretrained_checkpoint)", True),
+        ("import composer; open(checkpoint_log)", None),
+        ("import composer; shutil.copytree(args.checkpoint, 'b')", None),
+        ("import composer; os.path.isfile(os.path.join(hf_checkpoint, 'config.json'))", None),
+        ("p = 'latest-rank0.pt'; p = 'data.pt'; torch.load(p)", None),
+        ("torch.load(checkpoint)", None),
+    ],
+)
+def test_paths_of_checkpoints(line, works):
+    """A path that certainly is a checkpoint's has to change, one that may be works if it is a file."""
+    assert [works for *_, works in found(line)] == ([] if works is None else [works])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.py", "Trainer(save_latest_filename='latest-rank{rank}.pt')"),
+        ("train.yaml", "save_filename: ep{epoch}-ba{batch}-rank{rank}.pt\n"),
+    ],
+)
+def test_names_of_files_count_in_the_folder(tmp_path, name, content):
+    """One file of a program gives checkpoints names of files, and another one reads these."""
+    (tmp_path / "convert.py").write_text("torch.load('latest-rank0.pt')\n")
+
+    assert [one.former for _, one in scan(tmp_path)] == ["torch.load(...)"]
+    (tmp_path / name).write_text(content)
+    assert list(scan(tmp_path)) == []
 
 
 def test_interpolations_in_yaml(tmp_path):
@@ -315,3 +396,13 @@ def test_interpolations_in_yaml(tmp_path):
     (tmp_path / "a.yaml").write_text("save: ${composer.trainer.save_filename}\nother: composer.trainer.save_filename\n")
 
     assert [finding.line for _, finding in scan(tmp_path)] == [2]
+
+
+def test_what_looks_like_names_in_yaml(tmp_path):
+    """Keys, settings of a command line, files and nested interpolations are no imports."""
+    (tmp_path / "a.yaml").write_text(
+        "composer.trainer.max_duration: 1ep,2ep\n- composer.trainer.max_duration=${max}\nlog: composer.log\n"
+        "load_path: composer.pt\nsecond: ${if:${a},composer.trainer.foo}\nx: '_target_: composer.nothing'\n"
+    )
+
+    assert [finding.line for _, finding in scan(tmp_path)] == [6]

@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import re
 import tokenize
@@ -28,7 +29,10 @@ _CELL_MAGIC = re.compile(r"\s*%%(\w*).*")
 _RUNS_PYTHON = {"capture", "prun", "time", "timeit"}
 """Those commands that run the cell as Python."""
 _YAML = (".yaml", ".yml")
-_NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)+(?![\w/-])")
+_NAME = re.compile(r"(?<![\w./-])composer(?:\.\w+)++(?![/-]|\s*[:=])")
+_TARGET = re.compile(r"_target_[\"']?:\s*[\"']?(composer(?:\.\w+)+)")
+_KEY = re.compile(r"([ -]*)[\"']?(\w+)[\"']?:(?=\s|$)")
+_KEY_IN_BRACES = re.compile(r"[{,]\s*[\"']?([^\W_]\w*)[\"']?\s*:")
 _OTHER_NUMBERS = {
     re.compile(r"composer\.optim\.(scheduler\.)?(?!WarmupStable)\w+Scheduler"): (
         "each batch has its own rate, not that of the one before; composer.compat.lag_schedules gives the former ones"
@@ -37,14 +41,21 @@ _OTHER_NUMBERS = {
     re.compile(r"composer\.metrics\.(CrossEntropy|LossMetric)"): "the mean over samples, not of the means of batches",
 }
 """What works with other numbers, and with which."""
-_INTERPOLATION = re.compile(r"\$\{[^}]*\}")
-"""A value of OmegaConf that is read elsewhere."""
-_FILES = re.compile(r"torch\.load|(os\.path\.)?(isfile|getsize)|os\.(remove|unlink)|shutil\.copy\w*")
-_OF_CHECKPOINT = re.compile(r"latest-rank|ckpt|checkpoint", re.IGNORECASE)
-_FOLDER = (
-    "a checkpoint is a file only if its name ends in .pt: save_filename='ep{epoch}-ba{batch}.pt', "
-    "save_latest_filename='latest-rank{rank}.pt'"
+_INTERPOLATION = re.compile(r"\$\{[^{}]*\}")
+"""A value of OmegaConf that is read elsewhere; it may contain others."""
+_FILES = re.compile(
+    r"torch\.load|open|(os\.path\.)?(isfile|getsize)|os\.(remove|unlink)|shutil\.copy(file|2)?|"
+    r".+\.(is_file|unlink|read_bytes)",
+    re.DOTALL,
 )
+_OF_CHECKPOINT = re.compile(r"latest-rank|ckpt|checkpoint", re.IGNORECASE)
+_OTHER_FILES = (".bin", ".json", ".safetensors")
+_FOLDER = "a checkpoint is a file only if its name ends in .pt: save_latest_filename='latest-rank{rank}.pt'"
+_MAY_BE_FOLDER = f"works if it is a file; {_FOLDER}"
+_NAMES_FILES = re.compile(r"filename[\"']?\s*[:=].*\.pt\b|\{\w+\}[^\s\"']*\.pt\b")
+"""The name of a checkpoint that a program gives, which ends in ``.pt``."""
+_OWN = re.compile(r"^\s*class (\w+)|\bregister\w*\(\s*[\"'](\w+)", re.MULTILINE)
+"""A component that a program defines or registers, which configurations may name."""
 _NOTHING = "not available here, and without a known replacement"
 _BLOCK = re.compile(r"[\s-]*[\"']?(algorithms|callbacks|loggers)[\"']?:")
 
@@ -59,6 +70,7 @@ class Finding(NamedTuple):
         works: Whether the line works unchanged, with a ``DeprecationWarning``.
         has_other_numbers: Whether it works without a warning, and the training has other numbers.
         cell: The number of the cell of a notebook, from 1; 0 in other files.
+        is_uncertain: Whether ``change`` states on what it depends that the line works, which then counts as working.
 
     Example:
         >>> print(Finding(3, "composer.utils.dist", "from composer import distributed as dist", works=True))
@@ -71,18 +83,22 @@ class Finding(NamedTuple):
     works: bool
     has_other_numbers: bool = False
     cell: int = 0
+    is_uncertain: bool = False
 
     def __str__(self) -> str:
         kind = "other numbers" if self.has_other_numbers else "a warning"
         place = f"cell {self.cell}:{self.line}" if self.cell else f"{self.line}"
-        return f"{place}: {self.former} -> {self.change}{f' (works, with {kind})' if self.works else ''}"
+        works = f" (works, with {kind})" if self.works and not self.is_uncertain else ""
+        return f"{place}: {self.former} -> {self.change}{works}"
 
 
 def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     r"""Yield the findings in a file, or in all Python and YAML files below a folder, sorted by file and line.
 
-    In YAML these are full names (``_target_: composer.utils.dist``), and names of algorithms, callbacks and loggers in
-    blocks of these titles that are not available; ``${...}`` is skipped. Schedulers of ``composer.optim`` work, and are
+    In YAML these are full names (``_target_: composer.utils.dist``), arguments beside a ``_target_``, and names of
+    algorithms, callbacks and loggers in blocks of these titles that are not available, unless a program of the folder
+    defines or registers them; ``${...}`` is skipped. Functions of files are found for checkpoints, unless a file of the
+    folder gives these names that end in ``.pt``. Schedulers of ``composer.optim`` work, and are
     found because of other learning rates: see :func:`composer.compat.lag_schedules`; so are metrics with other numbers.
     Findings in a notebook have the number of the cell; commands of IPython are skipped, also cells that are given to
     one that does not run them as Python. A Python file that cannot be read (it is no valid Python, or longer than 1
@@ -104,22 +120,43 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist.")
     inside = (one for one in path.rglob("*") if one.suffix in {".py", ".ipynb", *_YAML} and one.is_file())
+    found: list[tuple[Path, list[Finding]]] = []
+    names_files, own = False, set()
     for file in sorted(inside) if path.is_dir() else [path]:
-        yield from ((file, finding) for finding in _scan_file(file))
+        findings, source = _scan_file(file)
+        found.append((file, findings))
+        names_files |= bool(_NAMES_FILES.search(source))
+        own |= {_short(name) for names in _OWN.findall(source) for name in names}
+    for file, findings in found:
+        yield from ((file, one) for one in findings if _remains(one, names_files=names_files, own=own))
 
 
-def _scan_file(file: Path) -> list[Finding]:
-    if file.suffix in _YAML and file.is_file():
-        return _scan_yaml(file.read_text("utf-8", "replace")) if file.stat().st_size <= _LARGEST else []
+def _short(name: str) -> str:
+    """Return the last part of a name as configurations may write it."""
+    return name.rpartition(".")[2].replace("_", "").lower()
+
+
+def _remains(finding: Finding, *, names_files: bool, own: set[str]) -> bool:
+    """Return whether a finding remains beside what the other files of a program name and define."""
+    if finding.change in {_FOLDER, _MAY_BE_FOLDER}:
+        return not names_files
+    return not (finding.is_uncertain and _short(finding.former) in own)
+
+
+def _scan_file(file: Path) -> tuple[list[Finding], str]:
+    """Return the findings in a file, and its content."""
     if not file.is_file() or file.stat().st_size > _LARGEST:
-        return [_unreadable("it is no file of at most 1 MiB")]
+        return [] if file.suffix in _YAML else [_unreadable("it is no file of at most 1 MiB")], ""
     try:
+        if file.suffix in _YAML:
+            return _scan_yaml(source := file.read_text("utf-8", "replace")), source
         if file.suffix == ".ipynb":
-            return _scan_notebook(json.loads(file.read_text("utf-8")), str(file))
-        with tokenize.open(file) as source:
-            return scan_source(source.read(), str(file))
+            return _scan_notebook(json.loads(source := file.read_text("utf-8")), str(file)), source
+        with tokenize.open(file) as opened:
+            return _scan_source(source := opened.read(), str(file)), source
     except (OSError, SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError) as error:
-        return [_unreadable(" ".join(str(error).split()) or type(error).__name__, getattr(error, "lineno", None))]
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return [_unreadable(reason, getattr(error, "lineno", None))], ""
 
 
 def _scan_notebook(content: Any, filename: str) -> list[Finding]:
@@ -137,7 +174,7 @@ def _scan_notebook(content: Any, filename: str) -> list[Finding]:
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             visitor.findings.append(_unreadable(str(error), line)._replace(cell=number))
-    return sorted(visitor.all_findings(), key=lambda finding: (finding.cell, finding))
+    return sorted(set(visitor.findings), key=lambda finding: (finding.cell, finding))
 
 
 def _parse_cell(source: str, filename: str) -> ast.Module:
@@ -161,27 +198,53 @@ def _parse_cell(source: str, filename: str) -> ast.Module:
 
 def _scan_yaml(source: str) -> list[Finding]:
     visitor, title, depth = _Visitor(), "", -1
-    for number, line in enumerate(source.splitlines(), 1):
-        text = _INTERPOLATION.sub("", re.sub(r"(^|\s)#.*", "", line))
+    lines = [re.sub(r"(^|\s)#.*", "", line) for line in source.splitlines()]
+    while lines != (lines := [_INTERPOLATION.sub("", line) for line in lines]):
+        pass  # interpolations within interpolations
+    for name, arguments in _targets(lines):
+        visitor.check_arguments(name, arguments)
+    for number, text in enumerate(lines, 1):
         for name in _NAME.findall(text):
-            visitor.check(number, name)
+            if name.count(".") > 1 or _TARGET.search(text):  # else it may be a file, composer.log
+                visitor.check(number, name)
         indent = len(text) - len(text.lstrip(" "))
         if block := _BLOCK.match(text):
             title, depth = block[1], indent
         elif text.strip() and (indent < depth or (indent == depth and not text.lstrip().startswith("-"))):
             title = ""
-        for word in re.findall(r"\w+", text) if title else ():
+        for word in re.findall(r"\w+", text) if title and "_target_" not in text else ():
             former = _missing_components().get((title, word.replace("_", "").lower()))
             if former is not None:
-                visitor.check(number, former)
-    return sorted(visitor.all_findings())
+                change = f"works if the program defines it; in this library: {entries()[former].change}"
+                visitor.findings.append(Finding(number, former, change, works=True, is_uncertain=True))
+    return sorted(set(visitor.findings))
+
+
+def _targets(lines: list[str]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Yield the name of each ``_target_`` in YAML, and the keys beside it with their lines."""
+    keys = [_KEY.match(line) for line in lines]
+    columns = [len(line) - len(line.lstrip(" -")) if line.strip() else len(line) + _LARGEST for line in lines]
+    for number, line in enumerate(lines):
+        for braces in re.findall(r"\{[^{}]*\}", line):
+            if target := _TARGET.search(braces):
+                yield target[1], [(key, number + 1) for key in _KEY_IN_BRACES.findall(braces)]
+        key, target = keys[number], _TARGET.search(line)
+        if key is None or target is None or key[2] != "_target_":
+            continue
+        column, first, last = len(key[1]), number, number + 1
+        while "-" not in lines[first][:column] and first and columns[first - 1] >= column:
+            first -= 1
+        while last < len(lines) and columns[last] >= column and "-" not in lines[last][:column]:
+            last += 1
+        beside = [(one[2], at + 1) for at in range(first, last) if (one := keys[at]) and len(one[1]) == column]
+        yield target[1], [(name, at) for name, at in beside if not name.startswith("_")]
 
 
 @functools.cache
 def _missing_components() -> dict[tuple[str, str], str]:
     """Return the former names of components that are not available, by package and name in small letters."""
     split = [(former, former.split(".")) for former, entry in entries().items() if not entry.works]
-    return {(parts[1], parts[2].replace("_", "").lower()): former for former, parts in split if len(parts) == 3}
+    return {(parts[1], _short(former)): former for former, parts in split if len(parts) == 3}
 
 
 def _unreadable(reason: str, line: int | None = None) -> Finding:
@@ -203,9 +266,14 @@ def scan_source(source: str, filename: str = "<source>") -> list[Finding]:
         ...     print(finding)
         2: Trainer(grad_accum=...) -> device_train_microbatch_size=..., the samples of a part of the batch
     """
+    names_files = bool(_NAMES_FILES.search(source))
+    return [one for one in _scan_source(source, filename) if _remains(one, names_files=names_files, own=set())]
+
+
+def _scan_source(source: str, filename: str) -> list[Finding]:
     visitor = _Visitor()
     visitor.visit(ast.parse(source, filename))
-    return sorted(visitor.all_findings())
+    return sorted(set(visitor.findings))
 
 
 class _Visitor(ast.NodeVisitor):
@@ -213,12 +281,8 @@ class _Visitor(ast.NodeVisitor):
         self.findings: list[Finding] = []
         self.cell = 0
         self._imported: dict[str, str] = {}
-        self._of_files: list[Finding] = []
-        self._names_files = False
-
-    def all_findings(self) -> set[Finding]:
-        """Return the findings; those of files only if the program gives checkpoints no names of files."""
-        return {*self.findings, *(() if self._names_files else self._of_files)}
+        self._bases: dict[str, set[str]] = {}
+        self._of_checkpoint: set[str] = set()
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -268,39 +332,62 @@ class _Visitor(ast.NodeVisitor):
         else:
             self.check(node.lineno, name, base)
 
-    def visit_Constant(self, node: ast.Constant) -> None:
-        self._names_files |= isinstance(node.value, str) and re.search(r"\{.*\.pt$", node.value) is not None
+    def visit_Assign(self, node: ast.Assign) -> None:
+        targets = {ast.unparse(target) for target in node.targets}
+        self._of_checkpoint -= targets
+        self._of_checkpoint |= targets if self._names_checkpoint(node.value) else set()
+        self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        for base in node.bases:
-            name = (self._names(base)[1] or "").rpartition(".")[2]
-            uncalled = OF_COMPOSER.get(name, {})
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef) and method.name in uncalled:
-                    self._add(method.lineno, f"{name}.{method.name}", f"override {uncalled[method.name]}, instead")
+        ours = [name for base in node.bases if (name := self._names(base)[1] or "").startswith("composer.")]
+        own = [self._bases.get(ast.unparse(base), set()) for base in node.bases]
+        self._bases[node.name] = {name.rpartition(".")[2] for name in ours}.union(*own)
+        for member in node.body:
+            names = [ast.unparse(one) for one in member.targets] if isinstance(member, ast.Assign) else []
+            names += [member.name] if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) else []
+            for name, base in itertools.product(names, sorted(self._bases[node.name])):
+                if (instead := OF_COMPOSER.get(base, {}).get(name)) is not None:
+                    self._add(member.lineno, f"{base}.{name}", f"override {instead}, instead")
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         _, name = self._names(node.func)
         method = node.func.attr if isinstance(node.func, ast.Attribute) and name is None else None
-        last = method or (name or "").rpartition(".")[2]
-        is_ours = name is not None and name.startswith("composer.")
-        arguments = ARGUMENTS.get(last, {}) if is_ours or (method and self._uses_composer()) else {}
-        for keyword in node.keywords:
-            if keyword.arg is None or keyword.arg not in arguments:
-                continue
-            self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg], works=False)
-        accepted = _arguments_of(name) if is_ours and name is not None else None
-        for keyword in node.keywords:
-            if accepted is not None and keyword.arg and keyword.arg not in accepted | arguments.keys():
-                self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", f"not an argument: see help({name})")
-        function, arguments_text = ast.unparse(node.func), " ".join(map(ast.unparse, node.args))
-        if _OF_CHECKPOINT.search(arguments_text) and _FILES.fullmatch(function) and self._uses_composer():
-            self._of_files.append(Finding(node.lineno, f"{function}(...)", _FOLDER, works=False, cell=self.cell))
+        self.check_arguments(name or "", [(one.arg, one.value.lineno) for one in node.keywords if one.arg], method)
+        self._check_file(node, ast.unparse(node.func))
         is_of_device = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).lower().endswith("device")
         if method is not None and method in ATTRIBUTES and is_of_device and self._uses_composer():
             self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method], works=True)
         self.generic_visit(node)
+
+    def check_arguments(self, name: str, given: list[tuple[str, int]], method: str | None = None) -> None:
+        """Add a finding for each argument, with its line, that a class, function or method does not accept."""
+        last, is_ours = method or name.rpartition(".")[2], name.startswith("composer.")
+        former = ARGUMENTS.get(last, {}) if is_ours or (method and self._uses_composer()) else {}
+        accepted = _arguments_of(name) if is_ours else None
+        for argument, line in given:
+            if argument in former:
+                self._add(line, f"{last}({argument}=...)", former[argument])
+            elif accepted is not None and argument not in accepted:
+                self._add(line, f"{last}({argument}=...)", f"not an argument: see help({name})")
+
+    def _check_file(self, node: ast.Call, function: str) -> None:
+        """Add a finding for a function of files that is called with the path of a checkpoint, or what may be one."""
+        strings = [str(one.value) for one in ast.walk(node) if isinstance(one, ast.Constant)]
+        is_text = function == "open" and "rb" not in strings
+        if is_text or not _FILES.fullmatch(function) or any(one.endswith(_OTHER_FILES) for one in strings):
+            return
+        if self._names_checkpoint(node):
+            self._add(node.lineno, f"{function}(...)", _FOLDER)
+        elif self._uses_composer() and _OF_CHECKPOINT.search(ast.unparse(node)):
+            self.findings.append(
+                Finding(node.lineno, f"{function}(...)", _MAY_BE_FOLDER, True, cell=self.cell, is_uncertain=True)
+            )
+
+    def _names_checkpoint(self, node: ast.expr) -> bool:
+        """Return whether an expression has Composer's name of the newest checkpoint, or a variable that has it."""
+        parts = (one for one in ast.walk(node) if isinstance(one, ast.Constant | ast.Name | ast.Attribute))
+        return any("latest-rank" in (text := ast.unparse(one)) or text in self._of_checkpoint for one in parts)
 
     def visit_Expr(self, node: ast.Expr) -> None:
         name = self._names(node.value.func)[1] if isinstance(node.value, ast.Call) else None
