@@ -1,5 +1,6 @@
 """Arguments that programs for MosaicML Composer train with are accepted, with a warning that says what happens."""
 
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from composer import distributed
 from composer.callbacks import EarlyStopper
 from composer.core import Evaluator
+from composer.loggers import FileLogger
 from composer.models import HuggingFaceModel
 from composer.optim import ComposerScheduler, DecoupledAdamW, DecoupledSGDW
 from composer.optim import scheduler as schedules
@@ -64,8 +66,32 @@ def test_an_evaluator_without_data():
     """It can be constructed; the error is raised where it would be evaluated."""
     evaluator = Evaluator(label="eval", dataloader=None, metric_names=["MulticlassAccuracy"])
 
-    with pytest.raises(ValueError, match="loader of 'eval' has no batches"):
+    with pytest.raises(ValueError, match=r"loader of 'eval' has no batches to evaluate on: it is empty or None\."):
         small_run(eval_dataloader=evaluator)
+    trainer = trained(eval_dataloader=evaluator, eval_interval=0)
+    assert trainer.state.timestamp.epoch == 1
+    with pytest.raises(ValueError, match="There is nothing to evaluate on: the loader of 'eval' returned no batch"):
+        small_run(eval_dataloader=evaluator, eval_interval=0).eval()
+
+
+@pytest.mark.parametrize(("samples", "cause"), [(0, "is empty"), (3, "has fewer samples than a batch, with drop_last")])
+def test_a_loader_without_batches(samples, cause):
+    """The error has the one cause that applies."""
+    data = torch.utils.data.TensorDataset(torch.rand(samples, 4))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, drop_last=True)
+
+    with pytest.raises(ValueError, match=f"has no batches to evaluate on: its data set {cause}"):
+        small_run(eval_dataloader=loader)
+
+
+def test_a_file_logger_without_a_store(tmp_path):
+    """The name of a copy has no effect, with a warning, and the file is written."""
+    logger = FileLogger(filename=str(tmp_path / "log"), remote_file_name="{run_name}/log")
+
+    with pytest.warns(UserWarning, match="no logger of this run stores files: there will be no copy"):
+        trained(loggers=logger)
+
+    assert (tmp_path / "log").is_file()
 
 
 def test_an_empty_save_interval(tmp_path):
@@ -81,6 +107,10 @@ def test_processes_without_a_device():
     distributed.initialize_dist(timeout=600)
 
     assert not distributed.is_initialized()  # there is one process
+    with pytest.raises(
+        ValueError, match=r"timeout \(dist_timeout\) must be a number of seconds above 0, got .*timedelta"
+    ):
+        distributed.initialize_dist("cpu", timedelta(seconds=30))
 
 
 def test_a_schedule_with_a_warmup_of_its_own():

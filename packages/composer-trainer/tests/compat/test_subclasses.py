@@ -7,10 +7,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from composer import Trainer
-from composer.callbacks import CheckpointSaver, EarlyStopper
+from composer.callbacks import CheckpointSaver, EarlyStopper, Generate
 from composer.compat.files import PartialFilePath
 from composer.core import Callback, Event
-from composer.loggers import InMemoryLogger
+from composer.loggers import InMemoryLogger, MLFlowLogger, NeptuneLogger, SlackLogger, WandBLogger
 from composer.metrics import LanguageCrossEntropy
 from fixtures import make_classifier, make_loader, small_run, trained
 
@@ -20,6 +20,7 @@ class AlsoText(CheckpointSaver):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        assert self.latest_remote_file_name is None
         self.text_filename = PartialFilePath(f"text_{self.filename.filename.split('.pt')[0]}", self.filename.folder)
         self.found, self.texts = [], []
 
@@ -158,6 +159,34 @@ def test_an_override_that_nothing_calls():
         type("Patient", (EarlyStopper,), {"_update_stopper_state": lambda self, state: None})
     theirs = type("EarlyStopper", (Callback,), {"_update_stopper_state": lambda self, state: None})
     type("Patient", (theirs,), {"_update_stopper_state": lambda self, state: None})  # a class of the program
+
+
+@pytest.mark.parametrize(
+    ("base", "hook"),
+    [
+        (WandBLogger, "_set_is_in_atexit"),
+        (MLFlowLogger, "_start_mlflow_run"),
+        (NeptuneLogger, "_sanitize_metrics"),
+        (SlackLogger, "_log_to_buffer"),
+    ],
+)
+def test_overrides_of_loggers(base, hook):
+    """The former hooks of loggers are an error, too."""
+    with pytest.raises(TypeError, match=f"Mine.{hook} would be called by nothing"):
+        type("Mine", (base,), {hook: lambda self, *args: None})
+
+
+def test_generate_is_called():
+    """An override generates itself, after the interval and at the end, with any model."""
+    generated = []
+
+    class Own(Generate):
+        def generate(self, state, logger):
+            generated.append(int(state.timestamp.batch))
+
+    trained(callbacks=Own(["a"], "2ba"))
+
+    assert generated == [2, 4, 5]
 
 
 def test_arguments_of_the_constructor_of_a_callback():

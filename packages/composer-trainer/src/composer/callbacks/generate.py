@@ -78,6 +78,8 @@ class Generate(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Raise an error if the model cannot generate."""
+        if type(self).generate is not Generate.generate:
+            return
         if not isinstance(state.model, _SupportsGeneration):
             raise TypeError(
                 f"Generate needs a model with the attribute tokenizer and the method generate(input_ids, ...), "
@@ -100,17 +102,18 @@ class Generate(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Generate, at the event that :meth:`intervals` selects."""
-        self._generate(state, logger)
+        self._generated_at = int(state.timestamp.count(TimeUnit.BATCH))
+        self.generate(state, logger)
 
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Generate, unless this batch has already generated."""
         if self._generated_at != state.timestamp.count(TimeUnit.BATCH):
-            self._generate(state, logger)
+            self.generate(state, logger)
 
-    def _generate(self, state: State, logger: Logger) -> None:
-        self._generated_at = int(state.timestamp.count(TimeUnit.BATCH))
+    def generate(self, state: State, logger: Logger) -> None:
+        """Generate and log the table now; a subclass may override it, also for other models."""
         with evaluation_mode(state.model), preserve_rng_state(state.device), torch.no_grad(), evaluation_weights(state):
             is_padded = getattr(state.model.tokenizer, "pad_token_id", 0) is not None
             size = self.batch_size if is_padded else 1

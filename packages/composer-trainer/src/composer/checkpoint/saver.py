@@ -131,7 +131,7 @@ class CheckpointSaver(Callback):
         num_concurrent_uploads: int = 1,
         upload_timeout_in_seconds: int = 3600,
     ) -> None:
-        del latest_remote_file_name, num_concurrent_uploads, upload_timeout_in_seconds
+        del num_concurrent_uploads, upload_timeout_in_seconds
         check_folder("folder", folder)
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         check_keep_last("num_checkpoints_to_keep (save_num_checkpoints_to_keep)", num_checkpoints_to_keep)
@@ -142,7 +142,7 @@ class CheckpointSaver(Callback):
         check_ignore_keys(ignore_keys, "ignore_keys (save_ignore_keys)")
         self.folder, self.filename = str(folder), FileName(to_path(_NAMED, filename), str(folder))
         self.latest_filename = None if latest_filename is None else FileName(latest_filename, str(folder))
-        self.best_filename = best_filename
+        self.best_filename, self.latest_remote_file_name = best_filename, latest_remote_file_name
         self.continues = False
         self.remote_file_name = None if remote_file_name is None else str(remote_file_name)
         self.open_folder: Callable[[str], Folder] = open_folder

@@ -163,7 +163,7 @@ def check_timeout(timeout: float) -> None:
     """
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if not is_number or not math.isfinite(timeout) or timeout <= 0:
-        raise ValueError(f"dist_timeout must be a number of seconds above 0, got {timeout!r}.")
+        raise ValueError(f"timeout (dist_timeout) must be a number of seconds above 0, got {timeout!r}.")
 
 
 def _remember() -> None:

@@ -82,7 +82,8 @@ class FileLogger(GatheringLogger):
     Args:
         filename: Path of the file; ``{run_name}`` and ``{rank}`` are filled in. Missing folders are created.
         remote_file_name: Name of the file at loggers that store files, to which it is uploaded when the run is closed;
-            ``{run_name}`` and ``{rank}`` are filled in. Not uploaded if None.
+            ``{run_name}`` and ``{rank}`` are filled in. Not uploaded if None, nor, with a warning,
+            without such a logger.
         capture_stdout: Whether to write the lines printed to ``sys.stdout``, from ``INIT`` until the run is closed.
             They are still printed.
         capture_stderr: The same for ``sys.stderr``. Progress bars are not written, only the lines above them.
@@ -95,8 +96,7 @@ class FileLogger(GatheringLogger):
 
     Raises:
         ValueError: A name contains another field in braces, or ``flush_interval`` or ``buffer_size`` is out of range.
-            At ``INIT``: another FileLogger of the run writes to the file, or there is a ``remote_file_name`` and no
-            logger stores files.
+            At ``INIT``: another FileLogger of the run writes to the file.
         FileExistsError: When the file is created: it is a link.
 
     Example:
@@ -197,9 +197,10 @@ class FileLogger(GatheringLogger):
                     "be mixed. Choose another name."
                 )
         if self.remote_file_name is not None and not logger.has_file_upload_destination():
-            raise ValueError(
-                f"remote_file_name is {self.remote_file_name!r}, but no logger of this run stores files. Omit it, "
-                "or add a logger that does, such as MLFlowLogger() or WandBLogger(log_artifacts=True)."
+            warnings.warn(
+                f"remote_file_name is {self.remote_file_name!r}, but no logger of this run stores files: there will be "
+                "no copy. Omit it, or add a logger that does, as MLFlowLogger() or WandBLogger(log_artifacts=True).",
+                stacklevel=2,
             )
         self.path = path
         if self.capture_stdout:

@@ -204,8 +204,7 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
     """Give every evaluator its own copy of those of the model's metrics that it names, on the state's device.
 
     Raises:
-        ValueError: Two evaluators have the same label, one has that of the training data or no batches, or one names a
-            metric that the model does not have.
+        ValueError: Two evaluators have the same label, or that of the training data, or one has no batches.
     """
     check_labels(evaluators, None if state.train_data_spec is None else state.dataloader_label)
     metrics = metrics_of(state.model, is_train=False)
@@ -219,11 +218,12 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
         )
     own: dict[str, dict[str, Any]] = {}
     for evaluator in evaluators:
-        if evaluator.dataloader.length == 0:
-            raise ValueError(
-                f"The loader of {evaluator.label!r} has no batches to evaluate on: it is None, or its data set is "
-                "empty, or smaller than one batch with drop_last=True."
-            )
+        interval, samples = getattr(evaluator.eval_interval, "interval", None), evaluator.dataloader.num_samples
+        # With an interval of 0 it is evaluated only by a call, which raises an error.
+        if evaluator.dataloader.length == 0 and (interval is None or interval.every.value):
+            of_data = "has fewer samples than a batch, with drop_last=True" if samples else "is empty"
+            cause = "it is empty or None" if samples is None else f"its data set {of_data}"
+            raise ValueError(f"The loader of {evaluator.label!r} has no batches to evaluate on: {cause}.")
         chosen = set(metrics) if evaluator.metric_names is None else set()
         for pattern in evaluator.metric_names or ():
             matches = fnmatch.filter(metrics, pattern)
