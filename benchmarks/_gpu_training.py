@@ -26,6 +26,7 @@ from composer import Callback, Trainer
 from composer import functional as cf
 from composer.callbacks._flops import peak_flops
 from composer.core import Algorithm, Precision, pack_sequences
+from composer.core.step import is_out_of_memory
 from composer.models import ComposerClassifier, HuggingFaceModel
 
 if TYPE_CHECKING:
@@ -279,18 +280,36 @@ def fastest(options: Options) -> Iterator[Row]:
         usual = texts(options, batches, rows * length)
         return dataclasses.replace(usual, network=network, compile_config=backend)
 
-    if options.device == "cuda" and options.size != "tiny":  # a row takes between 1 and 1.5 GiB with all its logits
-        count = max(8, torch.cuda.get_device_properties(0).total_memory // 2**30 // 8 * 8)
-    while True:
-        try:
-            PlainLoop(task(count), options).train(2)
-            break
-        except torch.OutOfMemoryError:
-            count //= 2
-        torch.compiler.reset()
-        free(options)
+    if options.device == "cuda" and options.size != "tiny":
+        # A row takes 1.3 GiB without compilation, and the states of both trainings 4.
+        count = max(8, int((torch.cuda.get_device_properties(0).total_memory / 2**30 - 4) / 1.25) // 8 * 8)
+    while not fits(task(count), options):
+        if count <= 8:
+            raise torch.OutOfMemoryError(f"{count} rows do not fit into the memory of the GPU.")
+        count = count * 3 // 4 // 8 * 8
     for row in train(options, task(count), OF_LOSS):
         yield {**row, "rows": count}
+
+
+def fits(task: Task, options: Options) -> bool:
+    """Return whether the loop has enough memory while what another training keeps between its steps is there, too."""
+    before = allocated(options)
+    held: list[Any] = []
+    try:
+        held.append(PlainLoop(task, options))
+        held[0].train(1)
+        # Weights, gradients and the state of the optimizer: the loop and the Trainer train in turns.
+        held.append(torch.empty(allocated(options) - before, dtype=torch.uint8, device=options.device))
+        held[0].train(1)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        held.clear()
+        torch.compiler.reset()
+        free(options)
+    return True
 
 
 def packing(options: Options) -> Iterator[Row]:

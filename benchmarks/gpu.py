@@ -6,8 +6,8 @@
     python benchmarks/gpu.py --device cpu --size tiny     all parts with tiny sizes, to check the program
     python benchmarks/gpu.py --publish build/*.jsonl      write these figures to gpu.jsonl and README.md beside it
 
-Each part runs in a process of its own, for its share of what is left of ``--budget``: the last parts, which have the
-most variants, get what the first have not used. A variant that has not begun by then is not measured. Variants run in
+Each part runs in a process of its own, for its share of what is left of ``--budget``: the last parts get what the first
+have not used. A variant that has not begun by then is not measured. Variants run in
 turns with a reference, which is a plain PyTorch loop where a model is trained, after a warm-up, and the device is
 synchronized before and after each timed block. A figure is the median over the blocks. Each row is written to
 ``--output`` as a JSON line when it is measured, and the tables of Markdown beside it at the end. An error becomes a
@@ -61,6 +61,10 @@ OVERTIME = 30
 """Seconds after the end of its share when the process of a part is killed: no variant should take as long."""
 
 
+END = "{}"
+"""The line after the last row of a process, which may be killed at its exit."""
+
+
 def main() -> None:
     """Measure the parts in processes of their own, or one of them as a child."""
     options = parse_arguments()
@@ -73,6 +77,7 @@ def main() -> None:
         with contextlib.redirect_stdout(sys.stderr):  # the other programs print tables
             for row in measure(options.child, options):
                 print(json.dumps(row), file=out, flush=True)
+            print(END, file=out, flush=True)
     else:
         sys.exit(int(any("error" in row for row in write(options))))
 
@@ -84,8 +89,9 @@ def parse_arguments() -> Options:
     parser.add_argument("--half", choices=HALVES, help="these parts, with an output of their own")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="default: %(default)s")
     parser.add_argument("--size", choices=SIZES, default="full", help="default: %(default)s")
-    parser.add_argument("--precision", choices=["fp32", "amp_bf16", "amp_fp16"], default="amp_bf16")
-    parser.add_argument("--budget", type=float, default=440, help="seconds for all parts (default: %(default)s)")
+    choices = ["fp32", "amp_bf16", "amp_fp16"]
+    parser.add_argument("--precision", choices=choices, help="default: amp_bf16, with --device cpu fp32")
+    parser.add_argument("--budget", type=float, help="seconds for all parts (default: 440, with --size tiny 1800)")
     parser.add_argument("--rounds", type=int, default=3, help="blocks of each variant (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("build/gpu.jsonl"), help="default: %(default)s")
     parser.add_argument("--publish", type=Path, nargs="+", metavar="FILE", help="publish JSON lines, measure nothing")
@@ -93,6 +99,9 @@ def parse_arguments() -> Options:
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--done", nargs="*", default=[], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.budget = options.budget or (1800 if options.size == "tiny" else 440)
+    # bfloat16 is slow on CPUs without instructions for it.
+    options.precision = options.precision or ("fp32" if options.device == "cpu" else "amp_bf16")
     if options.half:
         options.parts = HALVES[options.half]
         options.output = options.output.with_stem(f"{options.output.stem}-{options.half}")
@@ -102,8 +111,10 @@ def parse_arguments() -> Options:
 def write(options: Options) -> list[Row]:
     """Measure the parts, write their rows as soon as they are there, then the tables, and return the rows."""
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    end, count, rows = time.time() + options.budget, len(options.parts), []
-    parts = (run_part(part, options, end, count - place) for place, part in enumerate(options.parts))
+    end, shares, rows = time.time() + options.budget, [SHARES.get(part, 1) for part in options.parts], []
+    parts = (
+        run_part(part, options, end, shares[place] / sum(shares[place:])) for place, part in enumerate(options.parts)
+    )
     with options.output.open("w") as file:
         for row in itertools.chain([environment(options)], *parts):
             rows.append(row)
@@ -114,20 +125,23 @@ def write(options: Options) -> list[Row]:
     return rows
 
 
-def run_part(part: str, options: Options, end: float, parts: int) -> Iterator[Row]:
-    """Yield the rows of a part in its share of the time until the end, which is divided by the number of parts left."""
-    deadline = time.time() + (end - time.time()) / parts
-    done, seen, code = [], -1, 1
+def run_part(part: str, options: Options, end: float, share: float) -> Iterator[Row]:
+    """Yield the rows of a part in its share of the time until the end."""
+    deadline = time.time() + (end - time.time()) * share
+    done, seen, code, is_complete = [], -1, 1, False
     # After some errors a process cannot use the GPU any more. Another one continues after the last row.
     while code and len(done) > seen and time.time() < deadline:
         seen = len(done)
         with start(part, options, deadline, done) as process:
             for line in process.stdout or ():
                 if line.startswith("{"):  # libraries in C may print, too
+                    if line.strip() == END:
+                        is_complete = True
+                        continue
                     row = json.loads(line)
                     done.append(row["name"])
                     yield row
-        code = process.returncode
+        code = 0 if is_complete else process.returncode
     if seen < 0:
         yield {"part": part, "name": part, "skipped": "not measured: no time was left"}
     elif code:
@@ -289,8 +303,10 @@ PARTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "gpt": gpt,
     "resnet50": resnet50,
 }
+SHARES = {"fastest": 5, "resnet50": 4, "kernels": 2, "gpt": 3}
+"""Of the time that is left, 1 for other parts: fastest compiles several graphs, the others have many variants."""
 HALVES = {
-    "first": ["loss", "checkpoint", "packing", "fastest", "resnet50"],
+    "first": ["fastest", "loss", "checkpoint", "packing", "resnet50"],
     "second": ["overhead", "kernels", "gpt"],
 }
 

@@ -68,6 +68,18 @@ class TestArguments:
         assert sorted(gpu.HALVES["first"] + gpu.HALVES["second"]) == sorted(gpu.PARTS)
         assert (options.parts, str(options.output)) == (gpu.HALVES["second"], "build/gpu-second.jsonl")
         assert options.budget + gpu.OVERTIME < 480
+        assert gpu.HALVES["first"][0] == "fastest"
+
+    @pytest.mark.parametrize(("arguments", "expected"), [([], "amp_bf16"), (["--device", "cpu"], "fp32")])
+    def test_precision(self, load, arguments, expected):
+        """A rehearsal on a CPU does not compute in bfloat16, which is slow on many, unless it is required."""
+        gpu = load("gpu", *arguments)
+
+        assert gpu.parse_arguments().precision == expected
+
+    def test_precision_that_is_required(self, load):
+        """The argument is preferred."""
+        assert load("gpu", "--device", "cpu", "--precision", "amp_bf16").parse_arguments().precision == "amp_bf16"
 
 
 class TestParts:
@@ -120,6 +132,27 @@ class TestParts:
 
         assert [row["name"] for row in rows] == ["plain loop", "Trainer", "ChunkedCrossEntropy"]
         assert all(row["rows"] == 4 and row["relative to the plain loop"] > 0 for row in rows)
+
+    def test_rows_that_fit(self, load, monkeypatch):
+        """The loop has to fit beside what the Trainer keeps; fewer rows are tried until it does."""
+        training, tried, kept = load("_gpu_training"), [], []
+
+        class Loop:
+            def __init__(self, task, options):
+                self.rows = task
+
+            def train(self, count):
+                tried.append(self.rows)
+                if self.rows > 40 or (self.rows > 24 and kept):
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        monkeypatch.setattr(training, "PlainLoop", Loop)
+        monkeypatch.setattr(training, "allocated", lambda options: 250 * len(tried))
+        monkeypatch.setattr(torch, "empty", lambda size, **_: kept.append(size))
+
+        assert [training.fits(rows, options()) for rows in (56, 40, 24)] == [False, False, True]
+        assert tried == [56, 40, 40, 24, 24]
+        assert kept == [250, 250]
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("part", "methods"), [("resnet50", "FOR_IMAGES"), ("gpt", "FOR_TEXT")])
@@ -229,6 +262,12 @@ class TestProcesses:
         assert [row["name"] for row in rows] == ["a", "b", "c", "d"]
         assert not [row for row in rows if "error" in row]
 
+    def test_is_killed_at_its_exit(self, load, monkeypatch):
+        """A process that has written all its rows has no error, however it ends, and no other one begins."""
+        program = 'import os; print(\'{"part": "loss", "name": "a"}\\n{}\', flush=True); os.kill(os.getpid(), 9)'
+
+        assert self.measured(load, monkeypatch, program) == [{"part": "loss", "name": "a"}]
+
     def test_is_killed(self, load, monkeypatch):
         """A process that does not end in time is killed, which is an error."""
         gpu = load()
@@ -246,7 +285,7 @@ class TestRuns:
 
     def run(self, load, output, *arguments):
         """Run it, and return its exit code and its rows."""
-        tiny = ["--device", "cpu", "--size", "tiny", "--precision", "fp32", "--output", output]
+        tiny = ["--device", "cpu", "--size", "tiny", "--output", output]
         with pytest.raises(SystemExit) as caught:
             load("gpu", *tiny, *arguments).main()
         return caught.value.code, [json.loads(line) for line in output.read_text().splitlines()]
