@@ -187,11 +187,13 @@ class TestPrograms:
         assert len(code_lines((EXAMPLES / f"{name}.py").read_text())) <= 30
 
     def test_resumed_equals_uninterrupted(self, name, load, tmp_path):
-        """Stopped after an epoch and started again, the weights are those of an uninterrupted run, bit for bit."""
+        """Stopped after an epoch, and again within the next one, the weights are those of an uninterrupted run."""
         program = load(name)
         expected = program.main(str(tmp_path / "whole"), "2ep")
 
         program.main(str(tmp_path / "stopped"), "1ep")
+        program.main(str(tmp_path / "stopped"), "3ba")
+        assert list((tmp_path / "stopped").glob("ep1-ba3*"))  # of two batches in an epoch
         result = program.main(str(tmp_path / "stopped"), "2ep")
 
         pairs = zip(result["model"].parameters(), expected["model"].parameters(), strict=True)

@@ -42,6 +42,10 @@ class TestEachProgram:
         """The program has at most 30 lines of code."""
         assert len(code_lines(path.read_text())) <= 30
 
+    def test_prints_no_tensors(self, path):
+        """As a program, it prints metrics and not all that the test compares."""
+        assert "print(main())" not in path.read_text()
+
     def test_is_in_the_table(self, path):
         """The page of the tasks links the program."""
         assert f"(../../examples/tasks/{path.name})" in (ROOT / "docs/guides/tasks.md").read_text()

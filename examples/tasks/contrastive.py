@@ -40,4 +40,4 @@ def main() -> dict:
 
 
 if __name__ == "__main__":
-    print(main())
+    print({name: part.shape for name, part in main().items()})

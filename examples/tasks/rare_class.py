@@ -35,4 +35,4 @@ def main() -> dict:
 
 
 if __name__ == "__main__":
-    print(main())
+    print({name: one["metrics"] for name, one in main().items()})

@@ -39,4 +39,4 @@ def main() -> dict:
 
 
 if __name__ == "__main__":
-    print(main())
+    print(main()["metrics"])
