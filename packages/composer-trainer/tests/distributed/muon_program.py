@@ -106,9 +106,19 @@ def check_rounding(rank):
     return [[torch.equal(one, other) for other in parts] for one in parts]
 
 
-def deep(dtype=torch.float32):
+class Conv1D(nn.Module):
+    """A layer with the name of that of Transformers, whose weights have the shape ``(in, out)``."""
+
+    def __init__(self, rows, columns):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, columns))
+
+
+def deep(dtype=torch.float32, *, transposed=False):
     """Return eight equal matrices, one of twice the size, and one for AdamW, and their names."""
     torch.manual_seed(3)
+    if transposed:  # of a size at which the order of a sum makes a difference
+        return nn.Sequential(*(Conv1D(32, 96) for _ in range(8)), Conv1D(96, 32), nn.Linear(12, 5)).to(dtype)
     layers = [nn.Linear(12, 12, bias=False) for _ in range(8)]
     return nn.Sequential(*layers, nn.Linear(12, 24, bias=False), nn.Linear(24, 5)).to(dtype)
 
@@ -150,6 +160,7 @@ def check_division(rank):
     kinds = {
         "plain": {},
         "rows and parts": {"row_beta": 0.9, "fused": {"3": 2, "8": [8, 16]}},
+        "transposed": {"row_beta": 0.9, "fused": {"3": 3}},
         "cautious": {"cautious_update": True, "cautious_weight_decay": True},
         "stochastic": {"rounding": "stochastic", "dtype": torch.bfloat16},
         "small windows": {},
@@ -158,7 +169,7 @@ def check_division(rank):
         dtype = options.pop("dtype", torch.float32)
         muon._MOST_EXCHANGED = 300 if kind == "small windows" else 2**26
         muon._MOST_ELEMENTS["cpu"] = 300 if kind == "small windows" else 2**18
-        models = deep(dtype), deep(dtype)
+        models = [deep(dtype, transposed=kind == "transposed") for _ in range(2)]
         expected = steps(models[0], calls, **options)
         counts = [sum(each for each in calls if each != "all_gather")]
         optimizer = steps(models[1], calls, **options, divide_work=True)

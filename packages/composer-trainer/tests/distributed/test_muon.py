@@ -51,7 +51,9 @@ def test_stochastic_rounding(four_muons):
 class TestDividedWork:
     """Each process orthogonalizes its share of the matrices."""
 
-    @pytest.mark.parametrize("kind", ["plain", "rows and parts", "cautious", "stochastic", "small windows"])
+    @pytest.mark.parametrize(
+        "kind", ["plain", "rows and parts", "transposed", "cautious", "stochastic", "small windows"]
+    )
     def test_equals_the_undivided_step(self, four_muons, kind):
         """Weights and the complete state are bit-identical in all processes, and either continues the other."""
         for result in four_muons:

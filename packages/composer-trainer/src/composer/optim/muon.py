@@ -266,7 +266,8 @@ class Muon(SteppingOptimizer):
         updates = torch._foreach_lerp(new, held, group["momentum"]) if group["nesterov"] else held  # noqa: SLF001
         stacked = torch.empty((len(weights), *weights[0].shape), dtype=torch.bfloat16, device=updates[0].device)
         torch._foreach_copy_(list(stacked), list(map(_complete, updates, weights)))
-        matrices = stacked.mT if group["transposed"] else stacked
+        # Contiguous, as other processes receive them: norms depend on the order in memory.
+        matrices = stacked.mT.contiguous() if group["transposed"] else stacked
         return matrices.reshape(len(weights), -1, *_matrix_shape(weights[0], group))
 
     def _divides(self) -> bool:
