@@ -170,7 +170,7 @@ class TestGrowth:
         assert [group["lr"] for group in grown.state.optimizers[0].param_groups] == [
             group["lr"] for group in other.state.optimizers[0].param_groups
         ]
-        assert grown.engine.explain().acted == {"DepthStacking": (2, "times"), "DepthStacking.1": (2, "layers")}
+        assert grown.engine.explain().acted == {"DepthStacking": (2, "layers"), "DepthStacking.1": (2, "layers")}
 
     def test_until_then_nothing_changes(self):
         """Up to the growth the weights are those of a training without it."""

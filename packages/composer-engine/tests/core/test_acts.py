@@ -1,5 +1,6 @@
 """After a training the plan has what each algorithm did, and an algorithm that did nothing is reported."""
 
+import copy
 import warnings
 
 import pytest
@@ -8,34 +9,42 @@ from torch import nn
 
 from composer.algorithms import (
     EMA,
+    SWA,
     BlurPool,
     ChannelsLast,
     ChunkedCrossEntropy,
     ColOut,
     CutOut,
+    DepthStacking,
     GhostBatchNorm,
     GyroDropout,
+    InfoBatch,
+    LayerFreezing,
     MixUp,
     NEFTune,
     PatchDropout,
+    PostHocEMA,
     ProgressiveResizing,
     SelectiveBackprop,
     SeqLengthWarmup,
     StochasticDepth,
+    TokenSelection,
 )
 from composer.core import Algorithm, Event, NoEffectWarning, Stage, State, Timestamp
 from composer.core.testing import Training
 from fixtures.models import WithLoss, make_transformer
 
 
-def train(model, batches, *algorithms, duration="1ep"):
-    """Train for an epoch, end the training, and return the plan and the texts of the warnings."""
+def train(model, batches, *algorithms, duration="1ep", stops=False):
+    """Train for an epoch, end or stop the training, and return the plan and the texts of the warnings."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     state = State(model, optimizers=optimizer, max_duration=duration, train_dataloader=batches)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         training = Training(state, algorithms)
         training.run(len(batches))
+        if stops:
+            state.stop_training()
         training.finish()
     texts = [str(one.message) for one in caught if issubclass(one.category, NoEffectWarning)]
     return training.engine.explain(), texts
@@ -74,6 +83,16 @@ class Matching(Algorithm):
         """Do nothing."""
 
 
+class Counting(Matching):
+    """Counts what it does itself, in a unit of its own."""
+
+    acted, acted_unit = 0, "pixels"
+
+    def apply(self, event, state, logger):
+        """Count."""
+        self.acted += 5
+
+
 class AtEpochs(Algorithm):
     """Runs at the ends of epochs."""
 
@@ -101,6 +120,20 @@ class TestCounts:
         assert plan.to_dict()["acted"]["Matching"] == [2, "times"]
         assert "Acted in this training: BlurPool 1 layers, ColOut 3 batches" in " ".join(str(plan).split())
         assert texts == []
+
+    def test_own_unit(self):
+        """An algorithm that counts names the unit; with 0 of it there is a warning, too."""
+        plan, texts = train(images_model(), images(), Counting(2), Counting(0))
+
+        assert list(plan.acted.values()) == [(10, "pixels"), (0, "pixels")]
+        assert [text.partition(".")[0] for text in texts] == ["Counting"]
+
+    @pytest.mark.parametrize("algorithm", [TokenSelection(), InfoBatch(), DepthStacking()])
+    def test_units(self, algorithm):
+        """Algorithms whose number is not that of their calls name what it is."""
+        units = {"TokenSelection": "tokens", "InfoBatch": "samples", "DepthStacking": "layers"}
+
+        assert algorithm.acted_unit == units[type(algorithm).__name__]
 
     def test_before_training(self):
         """Before the first batch there is nothing to count."""
@@ -159,6 +192,35 @@ class TestNeverActed:
         assert text.startswith(f"{type(algorithm).__name__} has not acted in this training. ")
         assert reason in text
         assert plan.acted[type(algorithm).__name__] == (0, "times")
+
+
+class TestStopped:
+    @pytest.mark.parametrize(
+        ("make", "text"),
+        [
+            (lambda _: EMA("1ba", ema_start="0.9dur"), "averaged nothing"),
+            (lambda _: EMA("1ba", update_interval="9ba"), "never updated"),
+            (lambda _: SWA("0.9dur", "1dur"), "averaged nothing"),
+            (lambda _: SWA("1ba", "9ba", update_interval="2ba"), "only one state"),
+            (lambda _: DepthStacking("9ba", blocks="network.2"), "has not added blocks"),
+            (lambda _: LayerFreezing(freeze_start=0.9), "frozen no layer"),
+            (lambda _: SelectiveBackprop(start=0.98, end=0.99), "has chosen no samples"),
+            (lambda folder: PostHocEMA(folder, snapshot_interval="9ba"), "only one snapshot"),
+            (lambda _: Matching(0), "has not acted"),
+        ],
+    )
+    def test_has_no_advice(self, make, text, tmp_path):
+        """Of a training that was stopped before its end, nothing follows from what has not acted yet."""
+        model = WithLoss(
+            nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9)))
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _, ended = train(copy.deepcopy(model), images(), make(str(tmp_path / "ended")), duration="9ba")
+            _, stopped = train(model, images(), make(str(tmp_path / "stopped")), duration="9ba", stops=True)
+
+        assert [text in one for one in ended] == [True]
+        assert stopped == []
 
 
 class TestWithoutEffect:

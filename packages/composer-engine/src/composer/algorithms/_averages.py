@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.algorithms._idle import warn_of_no_effect
+from composer.algorithms._idle import warn_at_end
 from composer.core import Algorithm, Event, Stage, State, Time, TimeUnit
 from composer.core.checks import caller_level
 from composer.core.declarations import owned
@@ -347,11 +347,12 @@ class AveragedWeights:
         self._exchange(into_model=True)
         self._outside, self._exact, self._slots, self._is_in_model = {}, {}, {}, False
 
-    def warn_if_empty(self, algorithm: Algorithm, start: Time) -> None:
+    def warn_if_empty(self, algorithm: Algorithm, start: Time, state: State) -> None:
         """Warn if a fit has ended without an average."""
         if not self._outside:
-            warn_of_no_effect(
-                f"{algorithm!r} has averaged nothing: it begins at {start}, and the fit ended before. Start earlier."
+            warn_at_end(
+                state,
+                f"{algorithm!r} has averaged nothing: it begins at {start}, and the fit ended before. Start earlier.",
             )
 
     def copy_into(self, model: nn.Module, *, averaged: bool) -> nn.Module:

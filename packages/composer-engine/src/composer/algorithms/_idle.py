@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from composer.core import Algorithm, NoEffectWarning
+from composer.core import Algorithm, NoEffectWarning, State
 from composer.core.checks import caller_level
 
 
@@ -23,3 +23,9 @@ def warn_if_idle(algorithm: Algorithm, **idle: bool) -> None:
 def warn_of_no_effect(message: str) -> None:
     """Warn, from a method of an algorithm, that it has changed nothing, and how to change that."""
     warnings.warn(message, NoEffectWarning, stacklevel=caller_level())
+
+
+def warn_at_end(state: State, message: str) -> None:
+    """Warn of no effect at the end of a fit; not if it was stopped before, as a resumed run may have one."""
+    if state.stop_reason is None:
+        warn_of_no_effect(message)

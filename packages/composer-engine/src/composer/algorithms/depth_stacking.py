@@ -13,7 +13,7 @@ from torch import nn
 
 from composer import functional as cf
 from composer.algorithms._averages import WeightAveraging, to_moment
-from composer.algorithms._idle import warn_of_no_effect
+from composer.algorithms._idle import warn_at_end, warn_of_no_effect
 from composer.algorithms._surgery import ModelSurgery
 from composer.algorithms.diloco import DiLoCo
 from composer.algorithms.post_hoc import PostHocEMA
@@ -71,6 +71,7 @@ class DepthStacking(ModelSurgery):
     _last_blocks: list[nn.Module] = transient(factory=list)  # those beyond the former depth, until they are trained
 
     acted = 0
+    acted_unit = "layers"
     _kernel: ClassVar = staticmethod(cf.apply_depth_stacking)
     runs_at: ClassVar = dict.fromkeys(
         (Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.BATCH_END, Event.FIT_END),
@@ -99,9 +100,10 @@ class DepthStacking(ModelSurgery):
             self._begin(state)
         elif event is Event.FIT_END:
             if not self._has_grown:
-                warn_of_no_effect(
+                warn_at_end(
+                    state,
                     f"{self!r} has not added blocks before the fit ended at {state.timestamp.batch}. Choose an earlier "
-                    "`at`; in several processes, the model grows at the start of an epoch only."
+                    "`at`; in several processes, the model grows at the start of an epoch only.",
                 )
         elif not self._has_grown:
             if not self._is_checked:

@@ -84,7 +84,6 @@ class DiLoCo(Algorithm):
 
     acted = 0
     trains_apart = True
-    idle_reason = "The training ended before an outer step: choose a shorter sync_every."
     runs_at: ClassVar = dict.fromkeys(
         (Event.FIT_START, Event.BATCH_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END), Stage.WEIGHTS
     )

@@ -17,7 +17,7 @@ from composer.algorithms._averages import (
     to_time,
     to_update_interval,
 )
-from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
+from composer.algorithms._idle import warn_at_end, warn_if_idle
 from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import caller_level, number
 from composer.core.saving.components import transient
@@ -97,11 +97,12 @@ class EMA(WeightAveraging):
                 self._warn_of_slow_average(state, is_evaluation=True)
         elif event is Event.FIT_END:
             self._averages.end_fit()
-            self._averages.warn_if_empty(self, self.ema_start)
+            self._averages.warn_if_empty(self, self.ema_start, state)
             if self._averages and not self._updated_at.counts.batch:
-                warn_of_no_effect(
+                warn_at_end(
+                    state,
                     f"{self!r} has never updated its averages, which are the weights that averaging began with: the "
-                    "fit ended before an update_interval. Choose a shorter one."
+                    "fit ended before an update_interval. Choose a shorter one.",
                 )
         else:
             is_due = self.is_update_due(event, state)

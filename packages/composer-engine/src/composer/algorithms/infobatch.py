@@ -133,6 +133,7 @@ class InfoBatch(Algorithm):
     _place: int = transient(default=0)  # in it, of the microbatch
 
     acted = 0
+    acted_unit = "samples"
     idle_reason = (
         "It has pruned no sample: the first epoch and the last part of the training, annealing, have all of them. "
         "Train longer, or choose a larger ratio."

@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
+from composer.algorithms._idle import warn_at_end, warn_if_idle
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.core import Algorithm, Event, Logger, Stage, State, TimeUnit, saved
 from composer.core.checks import number
@@ -81,8 +81,9 @@ class LayerFreezing(Algorithm):
 
     def _warn_if_never_begun(self, state: State) -> None:
         if not self._has_frozen:
-            warn_of_no_effect(
+            warn_at_end(
+                state,
                 f"{self!r} has frozen no layer before the fit ended at {state.max_duration}: layers are frozen at the "
-                "end of an epoch that others follow. Start earlier, or train for more epochs."
+                "end of an epoch that others follow. Start earlier, or train for more epochs.",
             )
         self._has_frozen = False

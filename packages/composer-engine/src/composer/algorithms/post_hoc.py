@@ -16,7 +16,7 @@ from torch import Tensor
 
 from composer import functional as cf
 from composer.algorithms._averages import AveragedWeights, has_passed, to_interval
-from composer.algorithms._idle import warn_of_no_effect
+from composer.algorithms._idle import warn_at_end
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, to_path
 from composer.core.files import check_template, fill_in_run, write_atomically
@@ -105,9 +105,10 @@ class PostHocEMA(Algorithm):
         if event is Event.FIT_END or has_passed(self.snapshot_interval, event, state):
             self._save(state)
         if event is Event.FIT_END and state.rank == 0 and len(snapshots(self._folder(state))) == len(self.sigma_rels):
-            warn_of_no_effect(
+            warn_at_end(
+                state,
                 "PostHocEMA has written only one snapshot of each average, from which post_hoc_ema determines no other "
-                f"widths: choose a shorter snapshot_interval than {self.snapshot_interval}."
+                f"widths: choose a shorter snapshot_interval than {self.snapshot_interval}.",
             )
 
     def state_dict(self) -> dict[str, Any]:

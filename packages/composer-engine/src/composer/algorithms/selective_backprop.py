@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composer import functional as cf
-from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
+from composer.algorithms._idle import warn_at_end, warn_if_idle
 from composer.algorithms._progress import FRACTION_OF_TRAINING, elapsed_duration
 from composer.algorithms._sample_losses import check_processes, check_reduction
 from composer.core import Algorithm, Event, FieldsByEvent, Logger, Stage, State, TimeUnit, get_precision_context
@@ -152,9 +152,10 @@ class SelectiveBackprop(Algorithm):
 
     def _warn_if_never_begun(self, state: State) -> None:
         if self._is_due:
-            warn_of_no_effect(
+            warn_at_end(
+                state,
                 f"{self!r} has chosen no samples: of the fit that ended at {state.max_duration}, no batch came between "
-                "start and end. Start earlier, or train longer."
+                "start and end. Start earlier, or train longer.",
             )
         self._is_due = False
 

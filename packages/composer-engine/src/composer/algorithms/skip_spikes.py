@@ -115,7 +115,7 @@ class SkipSpikes(Algorithm):
                 self._finish(state, logger)
         else:
             self._report(int(state.timestamp.counts.batch))
-            if event is Event.FIT_END and 0 < self._num_batches <= self._num_before:
+            if event is Event.FIT_END and state.stop_reason is None and 0 < self._num_batches <= self._num_before:
                 _log.warning(
                     "SkipSpikes compared none of the %d batches, as it compares from batch %d on with window=%d; only "
                     "values that are not finite were spikes. Choose a smaller window for a training of this length.",

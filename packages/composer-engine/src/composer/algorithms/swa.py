@@ -10,7 +10,7 @@ import attrs
 from torch import nn
 
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging, to_moment, to_update_interval
-from composer.algorithms._idle import warn_if_idle, warn_of_no_effect
+from composer.algorithms._idle import warn_at_end, warn_if_idle
 from composer.core import Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import integer, is_flag, number, one_of
 from composer.core.optimizers import set_rate
@@ -100,7 +100,7 @@ class SWA(WeightAveraging):
 
     def _average(self, event: Event, state: State) -> None:
         if event is Event.FIT_END and self._num_averaged == 1:
-            self._warn_of_one_update()
+            self._warn_of_one_update(state)
         if self._is_over:
             return
         self._averages.check(state.model, training=event not in SWAPS)
@@ -108,7 +108,7 @@ class SWA(WeightAveraging):
             self._averages.swap(event)
         elif event is Event.FIT_END:
             self._averages.end_fit()
-            self._averages.warn_if_empty(self, self.swa_start)
+            self._averages.warn_if_empty(self, self.swa_start, state)
         else:
             self._advance(event, state)
 
@@ -137,10 +137,11 @@ class SWA(WeightAveraging):
             self._averages.keep_in_model()
             self._is_over = True
 
-    def _warn_of_one_update(self) -> None:
-        warn_of_no_effect(
+    def _warn_of_one_update(self, state: State) -> None:
+        warn_at_end(
+            state,
             f"{self!r} has averaged only one state of the weights, so its averages are the weights of that time. "
-            "Choose a shorter update_interval, or a longer time from swa_start to swa_end."
+            "Choose a shorter update_interval, or a longer time from swa_start to swa_end.",
         )
 
     def _set_learning_rates(self, state: State, first_lrs: list[list[float]]) -> None:

@@ -70,6 +70,7 @@ class TokenSelection(Algorithm):
     _reference: Any = transient(default=None)
     _shifts: bool = transient(default=False)
 
+    acted_unit = "tokens"
     # At AFTER_LOSS before all algorithms that blend losses, or add to them: higher stages are first there.
     runs_at: ClassVar = {
         Event.FIT_START: Stage.SELECT,

@@ -91,9 +91,8 @@ class Acts:
         if algorithm.surgery_report is not None:
             return len(algorithm.surgery_report), "layers"
         if algorithm.acted is not None or asked:
-            return self.calls[key] if algorithm.acted is None else algorithm.acted, "times"
-        in_steps = any(event in STEP_EVENTS for event in algorithm.runs_at_events())
-        return (batches, "batches") if in_steps else (epochs, "epochs")
+            return self.calls[key] if algorithm.acted is None else algorithm.acted, algorithm.acted_unit
+        return (batches, "batches") if algorithm.runs_at_events().keys() & STEP_EVENTS else (epochs, "epochs")
 
     @property
     def has_begun(self) -> bool:

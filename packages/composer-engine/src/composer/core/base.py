@@ -56,6 +56,7 @@ class Algorithm(Serializable, ABC):
         surgery_report: The layers that it has replaced in the model; None if it replaces none, or has not run.
         acted: How often it has changed something, if it counts that itself; otherwise the engine counts batches or
             layers.
+        acted_unit: The unit of that number, such as ``"tokens"``.
         acts_in_training: Whether the layers that it has replaced act only in training; the engine then warns if none is
             called there.
         idle_reason: Why it may never have acted, and the remedy; the rest of a warning.
@@ -81,6 +82,7 @@ class Algorithm(Serializable, ABC):
     writes: ClassVar[AbstractSet[str]] = frozenset()
     surgery_report: SurgeryReport | None = None
     acted: int | None = None
+    acted_unit: str = "times"
     acts_in_training: bool = False
     idle_reason: str = "Train longer, choose other settings, or remove it."
     owns: ClassVar[AbstractSet[str]] = frozenset()

@@ -345,13 +345,13 @@ class Engine:
     def _warn_of_idle(self) -> None:
         """Warn once about each algorithm that has not acted in the training; its layers had a warning before."""
         plan = self.explain()
-        if not self._acts.from_start:
+        if not self._acts.from_start or self.state.stop_reason is not None:  # a resumed run may still act
             return
         for declaration, algorithm in zip(plan.algorithms, self.state.algorithms, strict=True):
             name = declaration.name
             # An algorithm that runs at the end reports this itself, with its own reason.
             is_reported = name in self._warned or Event.FIT_END in algorithm.runs_at_events()
-            if plan.acted.get(name) == (0, "times") and not is_reported:
+            if plan.acted.get(name) == (0, algorithm.acted_unit) and not is_reported:
                 self._warned.add(name)
                 warnings.warn(
                     f"{name} has not acted in this training. {algorithm.idle_reason}",
