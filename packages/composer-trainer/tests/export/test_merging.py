@@ -259,3 +259,6 @@ class TestErrors:
         other = save_checkpoint(State(nn.Linear(3, 3, bias=False)), tmp_path / "other")
         with pytest.raises(CheckpointMismatchError, match=r"its weights are not those of .*'weight' differs"):
             merge_checkpoints([other, *save_each(tmp_path, walk[:1])])
+        deeper = save_checkpoint(State(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))), tmp_path / "deeper")
+        with pytest.raises(CheckpointMismatchError, match="DepthStacking may have added some"):
+            merge_checkpoints([deeper, *save_each(tmp_path / "one", walk[:1])])

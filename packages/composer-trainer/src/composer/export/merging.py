@@ -99,7 +99,10 @@ def merge_checkpoints(
         shapes = [{name: one.shape for name, one in each.items()} for each in (tensors, merged)]
         if shapes[0] != shapes[1]:
             other = next(iter({*shapes[0].items()} ^ {*shapes[1].items()}))[0]
-            raise CheckpointMismatchError(path, [f"its weights are not those of {last.path}: {other!r} differs."])
+            remedy = " DepthStacking may have added some between them: merge checkpoints of one depth."
+            remedy = "" if shapes[0].keys() == shapes[1].keys() else remedy
+            problem = f"its weights are not those of {last.path}: {other!r} differs.{remedy}"
+            raise CheckpointMismatchError(path, [problem])
         for name, total in totals.items():
             total.add_(tensors[name].to(total.dtype), alpha=factor)
     return merged | {name: total.to(merged[name].dtype) for name, total in totals.items()}
