@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 from torchmetrics.classification import (
     BinaryAccuracy,
@@ -637,3 +638,65 @@ class TestSeveralLabels:
         for metric in model.get_metrics(is_train=False).values():
             with pytest.raises(ValueError, match=r"neither class ids nor probabilities: .* Use ComposerRegressor for"):
                 model.update_metric((None, target.reshape(shape)), torch.rand(shape), metric)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that compute, of which each is a kernel on a GPU, or a few."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        """Call an operation."""
+        if function.overloadpacket.__name__ not in {"detach", "alias", "view", "ones_like", "zeros_like"}:
+            self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+class TestWithoutLabels:
+    """A batch on another device than the CPU, of which the host does not read whether it has labels."""
+
+    def test_operations(self):
+        """The value costs three operations more than torch's loss, and its gradients none."""
+        model, scores = _classifier(), torch.empty(4, 3, device="meta", requires_grad=True)
+        target = torch.empty(4, dtype=torch.long, device="meta")
+        with Operations() as plain:
+            torch.autograd.grad(nn.functional.cross_entropy(scores, target), scores)
+        with Operations() as counted:
+            torch.autograd.grad(model.loss(scores, (None, target)), scores)
+
+        further = list(counted.names)
+        for name in plain.names:
+            further.remove(name)
+
+        assert further == ["eq", "all", "masked_fill_"]
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    @pytest.mark.parametrize("ignored", [0, 3, 4])
+    def test_loss_and_gradients(self, monkeypatch, ignored, smoothing):
+        """Those of torch's loss; 0 if all labels are ignored."""
+        monkeypatch.setattr(torch.Tensor, "is_cpu", False, raising=False)
+        scores, target = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])
+        target[:ignored] = -100
+        expected = nn.functional.cross_entropy(scores, target, label_smoothing=smoothing)
+        (wanted,) = torch.autograd.grad(expected, scores)
+
+        model = _classifier(loss_fn=cf.soft_cross_entropy)
+        model._label_smoothing = smoothing
+        loss = model.loss(scores, (None, target))
+        (found,) = torch.autograd.grad(loss, scores)
+
+        assert torch.equal(loss, expected.nan_to_num())
+        assert torch.equal(found, torch.zeros(4, 3) if ignored == 4 else wanted)
+
+    def test_scores_that_are_no_numbers(self, monkeypatch):
+        """A NaN of another cause stays, with its gradients."""
+        monkeypatch.setattr(torch.Tensor, "is_cpu", False, raising=False)
+        scores = torch.full((2, 3), math.nan, requires_grad=True)
+
+        loss = _classifier().loss(scores, (None, torch.tensor([0, -100])))
+        loss.backward()
+
+        assert loss.isnan()
+        assert scores.grad[0].isnan().all()

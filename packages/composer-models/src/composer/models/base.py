@@ -317,20 +317,28 @@ def compute_loss(
         else:
             remedy = f"Class ids run from 0 to {shape[1] - 1}{remedy}"
         raise ValueError(f"The target does not fit the scores of shape {shape}: {cause} {remedy}") from error
-    is_usual = is_default and not target.dtype.is_floating_point
-    return zero_without_terms(loss, lambda: target.ne(-100).any() if is_usual else count_terms(loss_fn, target))
+    if not is_default or target.dtype.is_floating_point:
+        return zero_without_terms(loss, lambda: count_terms(loss_fn, target))
+    return zero_without_terms(loss, lambda: target.eq(-100).all(), of_ids=True)
 
 
-def zero_without_terms(loss: Tensor, count: Callable[[], Tensor | None]) -> Tensor:
+def zero_without_terms(loss: Tensor, count: Callable[[], Tensor | None], *, of_ids: bool = False) -> Tensor:
     """Return a mean over terms, and 0 instead of NaN if there is none; its gradients are 0 then, too.
 
     The terms are counted if they may be needed: a mean in the memory of the CPU is read first, which takes less
-    time than an operation. Reading one on another device would wait until the device has computed it.
+    time than an operation. Reading one on another device would wait until the device has computed it. With ``of_ids``
+    the loss is torch's cross entropy of class ids, and ``count`` returns whether none counts: ignored ids have
+    gradients of 0 in any case, so that only the value is replaced, in place and without a backward pass.
     """
-    is_at_hand = type(loss) is Tensor and loss.is_cpu and not torch.compiler.is_compiling()
-    if is_at_hand and (loss.ndim > 0 or not math.isnan(loss.item())):
+    is_plain = type(loss) is Tensor and not torch.compiler.is_compiling()
+    if is_plain and loss.is_cpu and (loss.ndim > 0 or not math.isnan(loss.item())):
         return loss
     terms = count()
+    if of_ids and terms is not None:
+        if not is_plain:
+            return loss.masked_fill(terms, 0.0)
+        loss.detach().masked_fill_(terms, 0.0)
+        return loss
     return loss if terms is None else loss.where(terms.bool(), 0.0)  # also NaN as the weight of a class stays
 
 
