@@ -109,6 +109,7 @@ class TestExportForInferenceCallback:
             ExportForInferenceCallback("onnx", "model.onnx")
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    @pytest.mark.filterwarnings("ignore:.*get_attr")  # by torch 2.7
     def test_model_of_transformers(self, tmp_path):
         """The exported model needs no labels, which only the loss uses."""
         transformers = pytest.importorskip("transformers")

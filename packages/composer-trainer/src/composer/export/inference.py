@@ -339,7 +339,7 @@ def _exported(call: _Call, *, dynamic_batch: bool) -> torch.export.ExportedProgr
     args, kwargs = ((), call.inputs) if call.by_name else (tuple(call.inputs.values()), {})
     shapes = None
     if dynamic_batch:
-        batch = torch.export.Dim("batch")
+        batch = torch.export.Dim("batch", max=2**31 - 1)  # torch 2.7 excludes the largest int64 for Transformers
         shapes = tree_map(lambda value: {0: batch} if call.is_batched(value) else None, call.inputs)
     try:
         return torch.export.export(call.module, args, kwargs, dynamic_shapes=shapes, strict=False)
