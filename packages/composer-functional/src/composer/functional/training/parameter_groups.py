@@ -97,7 +97,8 @@ def check_settings(
     check_modules(model=model)
     if lr is not None:
         check_interval("lr", lr, 0, math.inf, "It is the learning rate of the last layer.", open_high=True)
-    check_interval("weight_decay", weight_decay or 0.0, 0, math.inf, "It decays the weights.", open_high=True)
+    if weight_decay is not None:
+        check_interval("weight_decay", weight_decay, 0, math.inf, "It decays the weights.", open_high=True)
     if layer_decay is not None:
         meaning = "It is the factor from the learning rate of one layer to that of the layer before."
         check_interval("layer_decay", layer_decay, 0, 1, meaning, open_low=True)
