@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -138,6 +139,17 @@ class TestForwardAndLoss:
 
         with pytest.raises(ValueError, match=rf"boxes' \(n, 4\) and 'labels' \(n,\) of integers; .*{found}"):
             model(collate_detection(samples))
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("form", [list, np.asarray])
+    @pytest.mark.parametrize("name", ["boxes", "labels"])
+    def test_targets_that_are_no_tensors(self, model, batch, name, form, training):
+        """They are an error that names the image, also without objects and in evaluation."""
+        images, targets = batch
+        for values in ([], targets[1][name].tolist()):
+            wrong = [targets[0], {**targets[1], name: form(values)}, *targets[2:]]
+            with pytest.raises(TypeError, match=f"'{name}' must be tensors, got (list|ndarray) for image 1"):
+                model.train(training)((images, wrong))
 
     def test_predictions_without_targets(self, model, batch):
         """Images alone, in a list, a tensor or a tuple of one of these, are predicted as those with targets."""

@@ -213,6 +213,46 @@ def test_several_classes_of_a_pixel():
         model.update_metric((IMAGES, masks), model(IMAGES), model.get_metrics(is_train=True)["MIoU"])
 
 
+class TestSamplesOfTheDiceLoss:
+    """What the loss is the mean of is the weight of a microbatch, whatever dimensions and dtype the masks have."""
+
+    volumes = torch.zeros(4, 5, 3, 3, dtype=torch.long).index_fill(0, torch.tensor(0), -1)
+
+    @pytest.mark.parametrize("channels", [0, 1])
+    @pytest.mark.parametrize("form", ["ids", "one-hot", "probabilities"])
+    def test_volumes(self, form, channels):
+        """Class ids of 0 count, those that are ignored do not; the losses of two parts add up to that of the batch."""
+        module = nn.Sequential(nn.Identity() if channels else nn.Unflatten(1, (1, -1)), nn.Conv3d(1, 2, 1))
+        model = ComposerSegmenter(module, num_classes=2, loss_fn=DiceLoss(softmax=True))
+        images = torch.rand(4, 1, 5, 3, 3) if channels else torch.rand(4, 5, 3, 3)
+        masks = self.volumes
+        if form != "ids":
+            masks = F.one_hot(masks.clamp(min=0), 2).movedim(-1, 1) * (masks >= 0).long()[:, None]
+            masks = masks.float() if form == "probabilities" else masks
+        parts = [(images[rows], masks[rows]) for rows in (slice(2), slice(2, 4))]
+
+        counts = [model.count_loss_terms(part) for part in parts]
+        assert counts == [1, 2]
+        losses = [count * model.loss(model(part), part) for count, part in zip(counts, parts, strict=True)]
+        torch.testing.assert_close(sum(losses) / 3, model.loss(model((images, masks)), (images, masks)))
+
+    def test_one_hot_integers(self):
+        """Those of images count as probabilities do: an image of zeros has no pixel that counts."""
+        masks = F.one_hot(MASKS, 3).movedim(-1, 1).index_fill(0, torch.tensor(0), 0)
+
+        assert one_head(loss_fn=DiceLoss(softmax=True)).count_loss_terms((IMAGES, masks)) == 1
+
+    @pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+    def test_volumes_of_one_score(self, dtype):
+        """A sigmoid's volumes and those of a binary cross entropy count without their ignored places."""
+        images, masks = torch.rand(4, 1, 5, 3, 3), self.volumes.to(dtype)
+        losses = (DiceLoss(sigmoid=True), 3), (nn.BCEWithLogitsLoss(), 3 * 5 * 3 * 3)
+        for loss_fn, expected in losses:
+            model = ComposerSegmenter(nn.Conv3d(1, 1, 1), num_classes=2, loss_fn=loss_fn)
+
+            assert model.count_loss_terms((images, masks)) == expected
+
+
 def test_binary_cross_entropy_of_several_scores_has_the_weight_of_its_samples():
     """Its mean is over all elements, also those of the ignored id."""
     labels = torch.ones(2, 3, 6, 6).index_fill(2, torch.tensor(0), -1.0)

@@ -145,7 +145,7 @@ class ComposerDetector(DetectionModel):
             ``scores`` and ``labels``.
 
         Raises:
-            TypeError: ``batch`` is not a pair of lists.
+            TypeError: ``batch`` is not a pair of lists, or boxes or labels are no tensors.
             ValueError: The number of targets differs from that of images, a target lacks boxes or labels or has others
                 than ``(n, 4)`` and integers, or a label is out of range.
         """
@@ -281,10 +281,13 @@ def _images_and_targets(batch: Any) -> tuple[Any, Any]:
     if not isinstance(targets, (tuple, list)) or len(targets) != len(images):
         got = f"{len(targets)}" if isinstance(targets, (tuple, list)) else type(targets).__name__
         raise ValueError(f"There must be a list of targets, one for each of the {len(images)} images, got {got}.")
-    for target in targets:
+    for place, target in enumerate(targets):
         if not isinstance(target, Mapping) or not {"boxes", "labels"} <= target.keys():
             got = f"the keys {sorted(target)}" if isinstance(target, Mapping) else type(target).__name__
             raise ValueError(f"Every target must be a dictionary with 'boxes' (n, 4) and 'labels' (n,), got {got}.")
+        for name, part in [(name, target[name]) for name in ("boxes", "labels")]:
+            if not isinstance(part, Tensor):
+                raise TypeError(f"{name!r} must be tensors, got {type(part).__name__} for image {place}.")
     targets = [target if len(target["boxes"]) else _without_objects(target) for target in targets]
     for place, target in enumerate(targets):
         boxes, labels = target["boxes"], target["labels"]

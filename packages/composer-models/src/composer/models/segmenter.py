@@ -149,20 +149,25 @@ class ComposerSegmenter(PairModel):
             :class:`~composer.loss.DiceLoss` the number of samples with such pixels; None with a ``loss_fn`` that is no
             cross entropy, binary cross entropy or negative log-likelihood of torch.
         """
-        return self._count_terms(self._pair(batch)[1])
+        images, masks = self._pair(batch)
+        return self._count_terms(masks, getattr(images, "ndim", 4))
 
-    def _count_terms(self, masks: Tensor) -> Tensor | None:
+    def _count_terms(self, masks: Tensor, ndim: int) -> Tensor | None:
+        """Count what the loss is the mean of, given the number of dimensions of the scores."""
         loss_fn = self.loss_fn
+        has_classes = masks.ndim >= max(4, ndim) and masks.shape[1] > 1
+        if not masks.is_floating_point():  # a volume without a channel has as many dimensions as class ids of it
+            has_classes = has_classes and masks.shape[1] == self.num_classes
         if isinstance(loss_fn, DiceLoss):
             if loss_fn.reduction != "mean" or loss_fn.loss_needs_whole_batch:
                 return None
-            if masks.ndim < 4 or masks.shape[1] == 1:
+            if not has_classes:
                 counts = (masks.float() != self.ignore_index) & (masks >= 0)
             else:
                 counts = masks.sum(1) > 0 if loss_fn.softmax else torch.ones_like(masks, dtype=torch.bool)
             return counts.flatten(1).any(1).sum()
-        is_of_one_score = masks.ndim < 4 or masks.shape[1] == 1  # the mean of several is over all their elements
-        if is_of_one_score and takes_labels(self.loss_fn) and not is_sum(self.loss_fn):
+        # The mean of several scores is over all their elements.
+        if not has_classes and takes_labels(self.loss_fn) and not is_sum(self.loss_fn):
             return masks.float().ne(self.ignore_index).sum()
         return count_terms(known_cross_entropy(self.loss_fn) or self.loss_fn, masks)
 
@@ -180,7 +185,7 @@ class ComposerSegmenter(PairModel):
                     raise ValueError(f"Masks of one score must be 0 or 1, got {limits}{remedy}")
                 self._has_labels = bool(labels.any())
             if adds_pixels:  # a pixel of 0 adds nothing to a sum
-                terms = self._count_terms(masks)
+                terms = self._count_terms(masks, scores.ndim)
                 share = None if terms is None else terms.clamp(min=1) / len(masks)
                 scores, masks = scores.where(counts.reshape(scores.shape), -1000.0), masks.where(counts, 0)
                 masks = masks.reshape(scores.shape)
