@@ -146,12 +146,31 @@ class TestEarlyStopper:
         """It is that of the evaluator that has the metric, also beside training data; of two, an error lists both."""
         stopper = EarlyStopper("Score")
         assert batches(make(stopper, train=range(10), evaluation=[1, 1, 1])) == 5 * 3
-        assert stopper.dataloader_label == "eval"
+        assert (stopper.dataloader_label, stopper.label) == ("", "eval")
 
         evaluators = [Evaluator(label=label, dataloader=[torch.ones(4, 2)]) for label in ("first", "second")]
         trainer = make(EarlyStopper("Score"), evaluation=[1], eval_dataloader=evaluators)
         with pytest.raises(ValueError, match=r"must be one of \['first/Score', 'second/Score'\], got 'Score'"):
             trainer.fit()
+
+    def test_name_without_a_label_in_another_trainer(self):
+        """It is that of each trainer's own evaluator, and of each fit's."""
+        stopper, data = EarlyStopper("Score"), [torch.ones(4, 2)]
+        for label in ("eval", "val"):
+            trainer = make(stopper, evaluation=[1], eval_dataloader=Evaluator(label=label, dataloader=data))
+            assert batches(trainer) == 5 * 3
+            assert stopper.monitored_metric == f"metrics/{label}/Score"
+
+    def test_name_without_a_label_in_a_resumed_run(self, tmp_path):
+        """The setting does not depend on the evaluator, which a run may pass to ``fit``: resumed, it has no warning."""
+        options = {"evaluation": [1], "save_folder": str(tmp_path), "eval_dataloader": None}
+        data = [torch.ones(4, 2)]
+        make(EarlyStopper("Score"), max_duration="2ep", **options).fit(eval_dataloader=data)
+        stopper = EarlyStopper("Score")
+        resumed = make(stopper, load_path=str(tmp_path / "latest-rank0.pt"), **options | {"save_overwrite": True})
+        resumed.fit(eval_dataloader=data)
+
+        assert resumed.state.timestamp.batch == 5 * 3
 
     def test_within_an_epoch(self):
         """An evaluation within an epoch stops the training there."""

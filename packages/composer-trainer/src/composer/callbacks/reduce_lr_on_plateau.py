@@ -28,7 +28,7 @@ class ReduceLROnPlateau(MetricCallback):
         monitor: The metric's name, such as ``"MulticlassAccuracy"``, or label and name: ``"eval/MulticlassAccuracy"``;
             ``"eval/loss/kl"`` for a part of the model's loss.
         dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``), unless ``monitor``
-            begins with it. The evaluator that has the metric, if it is one.
+            begins with it. By default the only evaluator that has the metric.
         factor: What the learning rates are multiplied by, more than 0 and less than 1.
         patience: How many values without an improvement are accepted; the next one reduces the rates.
         threshold: The smallest relative change that counts as an improvement.

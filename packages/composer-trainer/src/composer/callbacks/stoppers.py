@@ -37,7 +37,7 @@ class MetricCallback(Callback, abc.ABC):
 
     Attributes:
         monitor: The metric's name.
-        dataloader_label: Label of the evaluator, or of the training data.
+        dataloader_label: Label of the evaluator, or of the training data; empty for the only evaluator with the metric.
         comp: How to compare two values; None uses the metric's ``higher_is_better``.
         is_fitting: Whether a fit is running; evaluations outside of a fit are ignored.
     """
@@ -46,6 +46,7 @@ class MetricCallback(Callback, abc.ABC):
     dataloader_label: str = ""
     comp: Comparison = attrs.field(default=None, kw_only=True, validator=_check_comparison)
     is_fitting: bool = transient(default=False)
+    _found: str = transient(default="")
 
     @abc.abstractmethod
     def use(self, value: float, state: State) -> None:
@@ -59,9 +60,14 @@ class MetricCallback(Callback, abc.ABC):
         self.monitor = name.removeprefix(f"{self.dataloader_label}/")
 
     @property
+    def label(self) -> str:
+        """The label that is monitored: the setting, or that of the only evaluator that has the metric."""
+        return self.dataloader_label or self._found
+
+    @property
     def monitored_metric(self) -> str:
         """The name under which the metric is logged."""
-        return f"metrics/{self.dataloader_label}/{self.monitor}"
+        return f"metrics/{self.label}/{self.monitor}"
 
     def is_better(self, value: float, other: float, state: State) -> bool:
         """Return whether the first of two values of the metric is better.
@@ -71,7 +77,7 @@ class MetricCallback(Callback, abc.ABC):
         """
         comp = self.comp
         if comp is None:
-            declared = more_is_better(_metrics_of(state).get(self.dataloader_label, {}), self.monitor)
+            declared = more_is_better(_metrics_of(state).get(self.label, {}), self.monitor)
             if declared is None:
                 raise ValueError(
                     f"{type(self).__name__}: {self.monitor!r} does not declare whether more is better (its "
@@ -85,7 +91,7 @@ class MetricCallback(Callback, abc.ABC):
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
         reset_fields(self)
-        self._find_label(state)  # before a load, which compares it with the saved one
+        self._find_label(state)  # for the judgement of a loaded value
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Check that the metric exists.
@@ -98,17 +104,16 @@ class MetricCallback(Callback, abc.ABC):
         self.is_fitting = True
         metrics = _metrics_of(state)
         self._find_label(state)
-        if self.dataloader_label not in {"", "loss", *metrics}:  # "loss/train/total" is logged, and no metric
+        if self.label not in {"", "loss", *metrics}:  # "loss/train/total" is logged, and no metric
             warnings.warn(f"The callback has no effect. {self._no_such_metric(metrics)}", stacklevel=2)
-        elif not _has(metrics.get(self.dataloader_label, {}), self.monitor):
+        elif not _has(metrics.get(self.label, {}), self.monitor):
             raise self._no_such_metric(metrics)
         else:
             self.is_better(0.0, 0.0, state)
 
     def _find_label(self, state: State) -> None:
         labels = [label for label, own in state.eval_metrics.items() if _has(own, self.monitor)]
-        if not self.dataloader_label and len(labels) == 1:
-            self.dataloader_label = labels[0]
+        self._found = labels[0] if len(labels) == 1 else ""
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Ignore evaluations after training."""
@@ -116,13 +121,13 @@ class MetricCallback(Callback, abc.ABC):
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Read the metric of an evaluation with the monitored label."""
-        if self.is_fitting and state.dataloader_label == self.dataloader_label:
+        if self.is_fitting and state.dataloader_label == self.label:
             values = state.eval_metric_values  # a custom loop may have set them by name only
-            self.look(state, values.get(self.dataloader_label, values))
+            self.look(state, values.get(self.label, values))
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Read the training metric of the epoch, if the training data are monitored."""
-        if state.dataloader_label == self.dataloader_label:
+        if state.dataloader_label == self.label:
             self.look(state, state.train_metric_values)
 
     def look(self, state: State, values: Mapping[str, Any]) -> None:
@@ -132,7 +137,7 @@ class MetricCallback(Callback, abc.ABC):
             ValueError: The metric is missing, or is not a single number.
         """
         if self.monitor not in values:
-            raise self._no_such_metric({self.dataloader_label: values})
+            raise self._no_such_metric({self.label: values})
         value = values[self.monitor]
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(
@@ -143,11 +148,11 @@ class MetricCallback(Callback, abc.ABC):
 
     def _no_such_metric(self, metrics: Mapping[str, Mapping[str, Any]]) -> ValueError:
         known = [f"{label}/{name}" for label, own in metrics.items() for name in own]
-        given = f"{self.dataloader_label}/{self.monitor}".removeprefix("/")
+        given = f"{self.label}/{self.monitor}".removeprefix("/")
         missing = ""
-        if self.dataloader_label not in {"", "loss", *metrics}:
+        if self.label not in {"", "loss", *metrics}:
             missing = (
-                f" there is no evaluator labelled {self.dataloader_label!r}: pass eval_dataloader= (an Evaluator for a "
+                f" there is no evaluator labelled {self.label!r}: pass eval_dataloader= (an Evaluator for a "
                 f"label other than 'eval'), or monitor '{next(iter(metrics))}/...'."
             )
         return unknown_metric(f"{type(self).__name__}:{missing} monitor", given, known)
@@ -180,7 +185,7 @@ class MetricStopper(MetricCallback, abc.ABC):
         """End a resumed training that had ended here, unless the settings have changed."""
         # A checkpoint of an earlier batch was saved before the stop, so its training continues.
         if self.stopped_at == state.timestamp.count(TimeUnit.BATCH):
-            self._is_judged = self.dataloader_label in _metrics_of(state)
+            self._is_judged = self.label in _metrics_of(state)
             if self._is_judged and self.judge_again(state):
                 state.stop_training(self.reason())
 
@@ -224,7 +229,7 @@ class EarlyStopper(MetricStopper):
         monitor: The metric's name, such as ``"MulticlassAccuracy"``, or label and name as in ``save_best``:
             ``"eval/MulticlassAccuracy"``; ``"eval/loss/kl"`` for a part of the model's loss.
         dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``), unless ``monitor``
-            begins with it. The evaluator that has the metric, if it is one.
+            begins with it. By default the only evaluator that has the metric.
         comp: How to compare a value with the best: ``"less"``, ``"greater"`` or a function of two tensors such as
             ``torch.less``. If None, the metric's ``higher_is_better`` decides.
         min_delta: Smallest change that counts as an improvement, at least 0.
@@ -284,7 +289,7 @@ class EarlyStopper(MetricStopper):
         best = "NaN" if self.best is None else f"{self.best:.4g}"
         batch = 0 if self.best_occurred is None else self.best_occurred.count(TimeUnit.BATCH)
         return (
-            f"EarlyStopper: {self.dataloader_label}/{self.monitor} has not improved on {best} (batch {batch}) for "
+            f"EarlyStopper: {self.label}/{self.monitor} has not improved on {best} (batch {batch}) for "
             f"{self.waited}, more than patience='{self.patience}'"
         )
 
@@ -300,7 +305,7 @@ class ThresholdStopper(MetricStopper):
         monitor: The metric's name, such as ``"MulticlassAccuracy"``, or label and name as in ``save_best``:
             ``"eval/MulticlassAccuracy"``; ``"eval/loss/kl"`` for a part of the model's loss.
         dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``), unless ``monitor``
-            begins with it. The evaluator that has the metric, if it is one.
+            begins with it. By default the only evaluator that has the metric.
         threshold: The value to compare the metric with; a finite number.
         comp: How to compare a value with the threshold: ``"less"``, ``"greater"`` or a function of two tensors such as
             ``torch.less``. If None, the metric's ``higher_is_better`` decides.
@@ -333,9 +338,9 @@ class ThresholdStopper(MetricStopper):
             ValueError: The label or the metric does not exist, or it is not a training metric.
         """
         MetricStopper.fit_start(self, state, logger)
-        if self.stop_on_batch and self.dataloader_label != state.dataloader_label:
+        if self.stop_on_batch and self.label != state.dataloader_label:
             raise ValueError(
-                f"stop_on_batch=True reads training metrics, and {self.dataloader_label!r} is an evaluator. "
+                f"stop_on_batch=True reads training metrics, and {self.label!r} is an evaluator. "
                 f"Set dataloader_label={state.dataloader_label!r}, or evaluate more often."
             )
 
@@ -359,5 +364,5 @@ class ThresholdStopper(MetricStopper):
 
     def reason(self) -> str:
         """Return the metric, its last value and the threshold."""
-        name = f"{self.dataloader_label}/{self.monitor}"
+        name = f"{self.label}/{self.monitor}"
         return f"ThresholdStopper: {name}={self.last:.4g} is better than threshold={self.threshold:g}"
