@@ -173,6 +173,7 @@ def test_arguments_in_yaml(tmp_path):
         "  fsdp_config: {grad_accum: 1}\n  callbacks:\n  - _target_: composer.callbacks.SpeedMonitor\n"
         "    windows: 1\n  - windows: 2\n    _target_: composer.callbacks.MemoryMonitor\n  wrong: 1\nother: 1\n"
         "ema: {_target_: composer.algorithms.EMA, half_life: 1ba, wrong: 1}\n"
+        "x: {_target_: composer.Trainer, run_name: {b: 1}, model: {_target_: composer.Trainer, c: 1}, wrong: 2}\n"
     )
 
     assert [(one.line, one.former) for _, one in scan(tmp_path)] == [
@@ -182,6 +183,8 @@ def test_arguments_in_yaml(tmp_path):
         (11, "MemoryMonitor(windows=...)"),
         (13, "Trainer(wrong=...)"),
         (15, "EMA(wrong=...)"),
+        (16, "Trainer(c=...)"),
+        (16, "Trainer(wrong=...)"),
     ]
 
 
@@ -367,6 +370,10 @@ def test_reading_checkpoints_as_files():
         ("import composer; shutil.copytree(args.checkpoint, 'b')", None),
         ("import composer; os.path.isfile(os.path.join(hf_checkpoint, 'config.json'))", None),
         ("p = 'latest-rank0.pt'; p = 'data.pt'; torch.load(p)", None),
+        ("p = 'latest-rank0.pt'; p = Path(p); torch.load(p)", False),
+        ("p: str = 'latest-rank0.pt'; p: Path; os.remove(p)", False),
+        ("if p := folder + '/latest-rank0.pt': os.remove(p)", False),
+        ("torch.load(f'{folder}/latest-rank0.pt')", False),
         ("torch.load(checkpoint)", None),
     ],
 )
@@ -379,7 +386,14 @@ def test_paths_of_checkpoints(line, works):
     ("name", "content"),
     [
         ("train.py", "Trainer(save_latest_filename='latest-rank{rank}.pt')"),
+        ("train.py", "options = {'save_filename': 'model.pt'}"),
+        ("train.py", "Trainer(save_filename=f'{run}.pt')"),
+        ("train.py", "args.save_filename = 'model.pt'"),
+        ("train.py", "name = 'ep{epoch}.pt'"),
+        ("train.py", "from composer.callbacks import CheckpointSaver\nCheckpointSaver(folder, filename='model.pt')"),
         ("train.yaml", "save_filename: ep{epoch}-ba{batch}-rank{rank}.pt\n"),
+        ("train.yaml", "trainer: {save_latest_filename: 'latest.pt', seed: 1}\n"),
+        ("train.yaml", "_target_: composer.callbacks.CheckpointSaver\nfilename: ep{epoch}.pt\n"),
     ],
 )
 def test_names_of_files_count_in_the_folder(tmp_path, name, content):
@@ -389,6 +403,26 @@ def test_names_of_files_count_in_the_folder(tmp_path, name, content):
     assert [one.former for _, one in scan(tmp_path)] == ["torch.load(...)"]
     (tmp_path / name).write_text(content)
     assert list(scan(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("other.py", "torch.save(outputs, f'{out}/embeddings.pt')"),
+        ("other.py", "print('{x}.pt')"),
+        ("other.py", "filename = 'resnet.pt'"),
+        ("other.py", "Trainer(save_filename=args.pt)"),
+        ("other.py", "download(url, filename='resnet.pt')"),
+        ("other.py", "# save_filename='model.pt'"),
+        ("other.yaml", "filename: resnet.pt\n# save_filename: model.pt\nsave_filename: null\nload_path: a.pt\n"),
+    ],
+)
+def test_other_names_of_files(tmp_path, name, content):
+    """What ends in ``.pt`` and is no name of checkpoints hides no finding."""
+    (tmp_path / "convert.py").write_text("torch.load(f'{folder}/latest-rank0.pt')\n")
+    (tmp_path / name).write_text(content)
+
+    assert [(one.former, one.works) for _, one in scan(tmp_path)] == [("torch.load(...)", False)]
 
 
 def test_interpolations_in_yaml(tmp_path):

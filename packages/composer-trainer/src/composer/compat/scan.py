@@ -52,8 +52,12 @@ _OF_CHECKPOINT = re.compile(r"latest-rank|ckpt|checkpoint", re.IGNORECASE)
 _OTHER_FILES = (".bin", ".json", ".safetensors")
 _FOLDER = "a checkpoint is a file only if its name ends in .pt: save_latest_filename='latest-rank{rank}.pt'"
 _MAY_BE_FOLDER = f"works if it is a file; {_FOLDER}"
-_NAMES_FILES = re.compile(r"filename[\"']?\s*[:=].*\.pt\b|\{\w+\}[^\s\"']*\.pt\b")
-"""The name of a checkpoint that a program gives, which ends in ``.pt``."""
+_IS_NAME = re.compile(r"(.*\W)?save_(latest_)?filename\W*")
+"""The argument, key, attribute or variable that has the name of checkpoints."""
+_TEMPLATE = re.compile(r"\S*\{(epoch|batch|rank)\}\S*\.pt")
+"""A name of checkpoints that is a file; where the value is filled in by an f-string, it is none."""
+_NAME_IN_YAML = re.compile(r"(\bsave_(latest_)?filename[\"']?:\s*|\{(epoch|batch|rank)\})\S*\.pt[\"']?\s*([,}]|$)")
+_BRACES = re.compile(r"\{[^{}]*\}")
 _OWN = re.compile(r"^\s*class (\w+)|\bregister\w*\(\s*[\"'](\w+)", re.MULTILINE)
 """A component that a program defines or registers, which configurations may name."""
 _NOTHING = "not available here, and without a known replacement"
@@ -98,7 +102,8 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     In YAML these are full names (``_target_: composer.utils.dist``), arguments beside a ``_target_``, and names of
     algorithms, callbacks and loggers in blocks of these titles that are not available, unless a program of the folder
     defines or registers them; ``${...}`` is skipped. Functions of files are found for checkpoints, unless a file of the
-    folder gives these names that end in ``.pt``. Schedulers of ``composer.optim`` work, and are
+    folder gives these names that end in ``.pt``: as ``save_filename``, ``save_latest_filename``, names of a
+    ``CheckpointSaver``, or with ``{epoch}``, ``{batch}`` or ``{rank}``. Schedulers of ``composer.optim`` work, and are
     found because of other learning rates: see :func:`composer.compat.lag_schedules`; so are metrics with other numbers.
     Findings in a notebook have the number of the cell; commands of IPython are skipped, also cells that are given to
     one that does not run them as Python. A Python file that cannot be read (it is no valid Python, or longer than 1
@@ -123,9 +128,9 @@ def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
     found: list[tuple[Path, list[Finding]]] = []
     names_files, own = False, set()
     for file in sorted(inside) if path.is_dir() else [path]:
-        findings, source = _scan_file(file)
+        findings, names, source = _scan_file(file)
         found.append((file, findings))
-        names_files |= bool(_NAMES_FILES.search(source))
+        names_files |= names
         own |= {_short(name) for names in _OWN.findall(source) for name in names}
     for file, findings in found:
         yield from ((file, one) for one in findings if _remains(one, names_files=names_files, own=own))
@@ -143,24 +148,24 @@ def _remains(finding: Finding, *, names_files: bool, own: set[str]) -> bool:
     return not (finding.is_uncertain and _short(finding.former) in own)
 
 
-def _scan_file(file: Path) -> tuple[list[Finding], str]:
-    """Return the findings in a file, and its content."""
+def _scan_file(file: Path) -> tuple[list[Finding], bool, str]:
+    """Return the findings in a file, whether it gives checkpoints names of files, and its content."""
     if not file.is_file() or file.stat().st_size > _LARGEST:
-        return [] if file.suffix in _YAML else [_unreadable("it is no file of at most 1 MiB")], ""
+        return [] if file.suffix in _YAML else [_unreadable("it is no file of at most 1 MiB")], False, ""
     try:
         if file.suffix in _YAML:
-            return _scan_yaml(source := file.read_text("utf-8", "replace")), source
+            return *_scan_yaml(source := file.read_text("utf-8", "replace")), source
         if file.suffix == ".ipynb":
-            return _scan_notebook(json.loads(source := file.read_text("utf-8")), str(file)), source
+            return *_scan_notebook(json.loads(source := file.read_text("utf-8")), str(file)), source
         with tokenize.open(file) as opened:
-            return _scan_source(source := opened.read(), str(file)), source
+            return *_scan_source(source := opened.read(), str(file)), source
     except (OSError, SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        return [_unreadable(reason, getattr(error, "lineno", None))], ""
+        return [_unreadable(reason, getattr(error, "lineno", None))], False, ""
 
 
-def _scan_notebook(content: Any, filename: str) -> list[Finding]:
-    """Return the findings in the cells of a notebook, which are counted from 1; an invalid cell is one of them."""
+def _scan_notebook(content: Any, filename: str) -> tuple[list[Finding], bool]:
+    """Return what is found in the cells of a notebook, which are counted from 1; an invalid cell is a finding."""
     visitor = _Visitor()
     for number, cell in enumerate(content["cells"], 1):
         source = "".join(cell["source"])
@@ -174,7 +179,7 @@ def _scan_notebook(content: Any, filename: str) -> list[Finding]:
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             visitor.findings.append(_unreadable(str(error), line)._replace(cell=number))
-    return sorted(set(visitor.findings), key=lambda finding: (finding.cell, finding))
+    return sorted(set(visitor.findings), key=lambda finding: (finding.cell, finding)), visitor.names_files
 
 
 def _parse_cell(source: str, filename: str) -> ast.Module:
@@ -196,7 +201,7 @@ def _parse_cell(source: str, filename: str) -> ast.Module:
             lines[at] = f"{magic[1]}pass"
 
 
-def _scan_yaml(source: str) -> list[Finding]:
+def _scan_yaml(source: str) -> tuple[list[Finding], bool]:
     visitor, title, depth = _Visitor(), "", -1
     lines = [re.sub(r"(^|\s)#.*", "", line) for line in source.splitlines()]
     while lines != (lines := [_INTERPOLATION.sub("", line) for line in lines]):
@@ -217,7 +222,7 @@ def _scan_yaml(source: str) -> list[Finding]:
             if former is not None:
                 change = f"works if the program defines it; in this library: {entries()[former].change}"
                 visitor.findings.append(Finding(number, former, change, works=True, is_uncertain=True))
-    return sorted(set(visitor.findings))
+    return sorted(set(visitor.findings)), any(map(_NAME_IN_YAML.search, lines))
 
 
 def _targets(lines: list[str]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
@@ -225,9 +230,12 @@ def _targets(lines: list[str]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
     keys = [_KEY.match(line) for line in lines]
     columns = [len(line) - len(line.lstrip(" -")) if line.strip() else len(line) + _LARGEST for line in lines]
     for number, line in enumerate(lines):
-        for braces in re.findall(r"\{[^{}]*\}", line):
-            if target := _TARGET.search(braces):
-                yield target[1], [(key, number + 1) for key in _KEY_IN_BRACES.findall(braces)]
+        rest = line
+        while innermost := _BRACES.findall(rest):
+            for braces in innermost:
+                if target := _TARGET.search(braces):
+                    yield target[1], [(key, number + 1) for key in _KEY_IN_BRACES.findall(braces)]
+            rest = _BRACES.sub("", rest)
         key, target = keys[number], _TARGET.search(line)
         if key is None or target is None or key[2] != "_target_":
             continue
@@ -266,19 +274,20 @@ def scan_source(source: str, filename: str = "<source>") -> list[Finding]:
         ...     print(finding)
         2: Trainer(grad_accum=...) -> device_train_microbatch_size=..., the samples of a part of the batch
     """
-    names_files = bool(_NAMES_FILES.search(source))
-    return [one for one in _scan_source(source, filename) if _remains(one, names_files=names_files, own=set())]
+    findings, names_files = _scan_source(source, filename)
+    return [one for one in findings if _remains(one, names_files=names_files, own=set())]
 
 
-def _scan_source(source: str, filename: str) -> list[Finding]:
+def _scan_source(source: str, filename: str) -> tuple[list[Finding], bool]:
     visitor = _Visitor()
     visitor.visit(ast.parse(source, filename))
-    return sorted(set(visitor.findings))
+    return sorted(set(visitor.findings)), visitor.names_files
 
 
 class _Visitor(ast.NodeVisitor):
     def __init__(self) -> None:
         self.findings: list[Finding] = []
+        self.names_files = False
         self.cell = 0
         self._imported: dict[str, str] = {}
         self._bases: dict[str, set[str]] = {}
@@ -332,11 +341,28 @@ class _Visitor(ast.NodeVisitor):
         else:
             self.check(node.lineno, name, base)
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        targets = {ast.unparse(target) for target in node.targets}
-        self._of_checkpoint -= targets
-        self._of_checkpoint |= targets if self._names_checkpoint(node.value) else set()
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> None:
+        targets = {ast.unparse(one) for one in (node.targets if isinstance(node, ast.Assign) else [node.target])}
+        if node.value is not None:
+            others = self._of_checkpoint - targets
+            self._of_checkpoint = others | targets if self._names_checkpoint(node.value) else others
+            self._check_name(any(map(_IS_NAME.fullmatch, targets)), node.value)
         self.generic_visit(node)
+
+    visit_AnnAssign = visit_NamedExpr = visit_Assign  # noqa: N815  (names of ast)
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        for key, value in zip(node.keys, node.values, strict=True):
+            self._check_name(key is not None and _IS_NAME.fullmatch(ast.unparse(key)), value)
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        self.names_files |= isinstance(node.value, str) and bool(_TEMPLATE.fullmatch(node.value))
+
+    def _check_name(self, is_name: object, value: ast.expr) -> None:
+        """Note whether a value that may be the name of checkpoints ends in ``.pt``."""
+        is_text = bool(is_name) and isinstance(value, ast.Constant | ast.JoinedStr)
+        self.names_files |= is_text and ast.unparse(value).rstrip("\"'").endswith(".pt")
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         ours = [name for base in node.bases if (name := self._names(base)[1] or "").startswith("composer.")]
@@ -354,7 +380,12 @@ class _Visitor(ast.NodeVisitor):
         _, name = self._names(node.func)
         method = node.func.attr if isinstance(node.func, ast.Attribute) and name is None else None
         self.check_arguments(name or "", [(one.arg, one.value.lineno) for one in node.keywords if one.arg], method)
-        self._check_file(node, ast.unparse(node.func))
+        function = ast.unparse(node.func)
+        is_saver = function.endswith("CheckpointSaver") or "CheckpointSaver" in self._bases.get(function, ())
+        for one in node.keywords:
+            is_name = one.arg and (_IS_NAME.fullmatch(one.arg) or (is_saver and one.arg.endswith("filename")))
+            self._check_name(is_name, one.value)
+        self._check_file(node, function)
         is_of_device = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).lower().endswith("device")
         if method is not None and method in ATTRIBUTES and is_of_device and self._uses_composer():
             self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method], works=True)
