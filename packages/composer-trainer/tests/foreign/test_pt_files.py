@@ -194,8 +194,8 @@ class TestLoading:
         with make(duration="1ep", **options) as trainer:
             trainer.fit()
 
-        link = tmp_path / "run" / "latest-rank0.pt"
-        assert {one.name for one in link.parent.glob("[!.]*")} == {"ep1-ba6-rank0.pt", link.name}
+        link, own = tmp_path / "run" / "latest-rank0.pt", {"latest"} if given == "save_filename" else set()
+        assert {one.name for one in link.parent.glob("[!.]*")} == {"ep1-ba6-rank0.pt", link.name, *own}
         assert torch.load(link, weights_only=True)["state"]["timestamp"]["Timestamp"]["batch"] == 6
         ends = []
         for settings in ({}, {"load_path": link}, {"autoresume": True, **options}):
@@ -205,6 +205,30 @@ class TestLoading:
         assert same_bits(ends[0], ends[1])
         assert same_bits(ends[0], ends[2])
         assert link.resolve().name == "ep2-ba12-rank0.pt"
+
+    @pytest.mark.parametrize("given", [{}, {"save_latest_filename": "latest"}])
+    def test_both_links_are_of_the_newest(self, tmp_path, given):
+        """The link of Composer is one more beside the default one, which a program or an earlier run may have."""
+        options = {"save_folder": str(tmp_path), "names": {"save_filename": "ep{epoch}.pt", **given}}
+        with make_trainer(duration="1ep", **options) as trainer:
+            trainer.fit()
+        (tmp_path / "latest-rank0.pt").unlink()
+        with make_trainer(load_path=tmp_path / "latest", **options) as trainer:
+            trainer.fit()
+
+        links = {one.name: one.resolve().name for one in tmp_path.glob("[!.]*") if one.is_symlink()}
+        assert links == {"latest": "ep2.pt", "latest-rank0.pt": "ep2.pt"}
+
+    @pytest.mark.parametrize("name", ["latest-rank{rank}.pt", "ep{epoch}.pt"])
+    def test_the_link_replaces_no_checkpoint(self, tmp_path, name):
+        """A file that has the name of Composer's link remains, also if it is the checkpoint itself."""
+        torch.save(torch.ones(2000), tmp_path / "latest-rank0.pt")
+        options = {"save_folder": str(tmp_path), "save_overwrite": True, "names": {"save_filename": name}}
+        with make_trainer(duration="1ep", **options) as trainer:
+            trainer.fit()
+
+        assert not (tmp_path / "latest-rank0.pt").is_symlink()
+        assert "state" in torch.load(tmp_path / "latest", weights_only=True)
 
     def test_a_link_to_a_folder_that_is_named_like_a_file(self, tmp_path):
         """With another name of checkpoints there is a warning."""

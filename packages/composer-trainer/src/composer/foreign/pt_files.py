@@ -51,6 +51,7 @@ from composer.distributed import get_global_rank, get_world_size
 from composer.functional.dtensors import is_sharded
 
 SUFFIX = ".pt"
+_LATEST = f"latest-rank0{SUFFIX}"
 _FORMAT = "composer-checkpoint-file"
 _SHARED = ("model", "optimizers")
 """What is read of ``state``, in which programs change it; all else of it is a view of ``run``."""
@@ -239,6 +240,13 @@ class FileFolder(LocalFolder):
         except (OSError, RuntimeError) as error:
             raise CheckpointSaveError(self.path / name, f"{type(error).__name__}: {error}") from error
 
+    def set_latest(self, latest: str, name: str) -> None:
+        """Point a link to a checkpoint, and with ``latest`` also that of MosaicML Composer, if no file has its name."""
+        super().set_latest(latest, name)
+        is_free = self.get_latest(_LATEST) is not None or not (self.path / _LATEST).exists()
+        if latest == "latest" and name.endswith(SUFFIX) and name != _LATEST and is_free:
+            super().set_latest(_LATEST, name)
+
     def delete(self, name: str) -> None:
         """Delete a checkpoint."""
         if not self._is_file(name):
@@ -288,8 +296,9 @@ def open_files(path: str | os.PathLike[str], *, replaces: bool = False) -> Folde
 def let_savers_write_files(state: State, *, is_split: bool) -> None:
     """Let savers whose names of checkpoints end in ``.pt`` write files, if nothing is in the way, else warn.
 
-    If only the name of checkpoints or that of the newest one ends so, the other one, if it has its default, gets that
-    of MosaicML Composer. Savers for which this was decided before are left as they are.
+    If only that of the link to the newest one ends so, checkpoints whose name equals the default of this library,
+    whether it was given or not, get the default name of MosaicML Composer. With files the link ``latest`` has that of
+    Composer, ``latest-rank0.pt``, beside it. Savers for which this was decided before are left as they are.
 
     Args:
         state: The run.
@@ -302,8 +311,6 @@ def let_savers_write_files(state: State, *, is_split: bool) -> None:
         if links_to_file and saver.filename == "ep{epoch}-ba{batch}":
             saver.filename = FileName(f"{saver.filename}-rank{{rank}}{SUFFIX}", saver.folder)
         if str(saver.filename).endswith(SUFFIX):
-            if saver.latest_filename == "latest":
-                saver.latest_filename = FileName(f"latest-rank{{rank}}{SUFFIX}", saver.folder)
             place = saver.folder if is_remote(saver.folder) else next(iter(saver.folders_of_copies(state)), None)
             if is_split or is_sharded(state.model) or place is not None:
                 saver.open_folder = partial(open_folder)
