@@ -99,7 +99,7 @@ def main():
             result, size, tried = train("auto", config, block, fails)
             found[f"{name}, {fails} of block {block}"] = [size, result == expected, tried[:3]]
         if distributed.get_world_size() > 2:
-            continue
+            continue  # the second batch is searched with two processes only
         expected, *_ = train(8, config)
         result, size, tried = train("auto", config, fails="forward", capacity=4, needs_state=True)
         found[f"{name}, in the second batch"] = [size, result == expected, tried[:6]]

@@ -143,9 +143,10 @@ class TestSharded:
 
     @pytest.mark.parametrize("number", [2, 4])
     def test_out_of_memory_in_one_process(self, number):
-        """All use the size that fits in the one, with bit-identical results, wherever and when it runs out of memory.
+        """All use the size that fits in the one, with bit-identical results, wherever it runs out of memory.
 
-        Once the optimizer has a state, there is less memory: a size that fits in the first batch is tried again.
+        Two processes also run out of it in the second batch: once the optimizer has a state, there is less memory, and
+        a size that fits in the first batch is tried again. Four, whose cases are other meshes, do so in the first only.
         """
         printed = run_processes(Path(__file__).with_name("size_search_program.py"), number)
 
