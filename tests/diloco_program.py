@@ -170,7 +170,7 @@ def evaluations():
 def main():
     folder = Path(sys.argv[1])
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "Profiler clears events|Warning: Profiler")
+    warnings.filterwarnings("ignore", "Profiler clears events|Warning: Profiler|DiLoCo has taken no outer step until")
     shared = [None if RANK else tempfile.mkdtemp(dir=folder)]
     distributed.initialize_dist("cpu")
     distributed.broadcast_object_list(shared)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from composer.algorithms import EMA, DepthStacking, DiLoCo, diloco
-from composer.core import AlgorithmConflictError, State
+from composer.core import AlgorithmConflictError, Event, NoEffectWarning, State
 from fixtures.models import WithLoss
 from fixtures.surgery import start
 
@@ -97,6 +97,105 @@ def test_stopped_between_outer_steps(is_changed):
     train(1)
 
     assert weight.tolist() == ([[8.5, 8.5]] if is_changed else [[2.5, 2.5]])
+
+
+class TestEndWithoutDuration:
+    def fifty_steps(self, interval, *, stop=None):
+        """Return the weights after 50 steps of 1 and the end of the training, which has no max_duration."""
+        engine = start(WithLoss(nn.Sequential(nn.Linear(2, 1, bias=False))), DiLoCo(interval, 1.0, 0.0))
+        engine.state.max_duration = None
+        nn.init.zeros_(engine.state.model.network[0].weight)
+        engine.run_event("fit_start")
+        add_steps(engine, 50)
+        if stop is not None:
+            engine.state.stop_training()
+            engine.state.stop_reason = stop
+        engine.run_event("fit_end")
+        return engine.state.model.network[0].weight.tolist()
+
+    def test_has_a_last_outer_step(self):
+        """A loop that ends without a stop keeps all steps, also where no max_duration tells the end."""
+        assert self.fifty_steps("30ba") == [[50.0, 50.0]]
+
+    def test_stopped(self):
+        """A stop leaves the weights after the last outer step, also without a max_duration."""
+        assert self.fifty_steps("30ba", stop="enough") == [[30.0, 30.0]]
+
+    def test_stopped_before_an_outer_step(self):
+        """The first weights in place of the trained ones have a warning; not after a signal, as the run is resumed."""
+        with pytest.warns(NoEffectWarning, match="no outer step .* 50ba.* shorter sync_every than 60ba.* is resumed"):
+            assert self.fifty_steps("60ba", stop="enough") == [[0.0, 0.0]]
+
+        assert self.fifty_steps("60ba", stop="stopped by a signal") == [[0.0, 0.0]]
+
+    def test_another_process_is_stopped(self):
+        """Processes take the same decision where only one of them was stopped."""
+        diloco, state = DiLoCo(), State(nn.Linear(2, 2))
+        decisions = []
+        for others in ([False], [True]):
+            state.gather = lambda own, others=others: [own, *others]
+            decisions.append(diloco._is_complete(Event.FIT_END, state))
+
+        assert decisions == [True, False]
+
+
+class TestLoadedState:
+    def test_of_an_earlier_version(self):
+        """A state without the weights of the first process, which was saved in the training itself, loads."""
+        weights = {"network.0.weight": torch.ones(1, 2)}
+        former = {"averaged_weights": weights, "momenta": weights, "is_apart": True}
+        diloco = DiLoCo()
+        diloco.check_state_dict(former)
+        diloco.load_state_dict(former)
+
+        assert diloco.state_dict() == {**former, "own_weights": {}}
+        with pytest.raises(ValueError, match="'momenta' is missing"):
+            diloco.check_state_dict({"averaged_weights": {}, "is_apart": False})
+
+    def test_after_a_fit(self):
+        """A state that is loaded after a fit stays, although the model has other weights than the fit has left."""
+        engine = start(WithLoss(nn.Sequential(nn.Linear(2, 1, bias=False))), DiLoCo("2ba", 1.0, 0.5))
+        engine.state.max_duration = "4ba"
+        (diloco,), weight = engine.state.algorithms, engine.state.model.network[0].weight
+        nn.init.zeros_(weight)
+        engine.run_event("fit_start")
+        add_steps(engine, 3)
+        saved, trained = diloco.state_dict(), weight.detach().clone()
+        add_steps(engine, 1)
+        engine.run_event("fit_end")
+        diloco.load_state_dict(saved)
+        with torch.no_grad():
+            weight.copy_(trained)
+
+        assert diloco.state_dict() == saved
+        assert saved["averaged_weights"]
+
+    def test_to_save_changes_nothing(self):
+        """A save after a fit has no progress of other weights than the model's, and begins nothing again."""
+        engine = start(WithLoss(nn.Sequential(nn.Linear(2, 1, bias=False))), DiLoCo("2ba", 1.0, 0.5))
+        (diloco,), weight = engine.state.algorithms, engine.state.model.network[0].weight
+        engine.run_event("fit_start")
+        add_steps(engine, 2)
+        engine.run_event("fit_end")
+        left, saved = weight.detach().clone(), diloco.state_dict()
+        nn.init.zeros_(weight)
+        of_others = diloco.state_dict()
+        with torch.no_grad():
+            weight.copy_(left)
+
+        assert of_others == {"averaged_weights": {}, "momenta": {}, "is_apart": False, "own_weights": {}}
+        assert saved["momenta"]
+        assert diloco.state_dict() == saved
+
+
+def add_steps(engine, count):
+    """Train for some batches, each of which adds 1 to the weights."""
+    for _ in range(count):
+        engine.run_event("batch_start")
+        with torch.no_grad():
+            engine.state.model.network[0].weight.add_(1.0)
+        engine.state.timestamp = engine.state.timestamp.to_next_batch(4)
+        engine.run_event("batch_end")
 
 
 @pytest.mark.filterwarnings("ignore:DepthStacking.* would find nothing")

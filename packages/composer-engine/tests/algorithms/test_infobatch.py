@@ -53,11 +53,13 @@ def train(state, engine, epochs=4):
 
 class TestOrder:
     def test_depends_on_seed_and_epoch(self):
-        """Equal runs have the same orders, other seeds others; no two epochs have the same."""
+        """Equal runs have the same orders, other seeds others; no two epochs have the same. The plan has the count."""
         runs = []
         for seed in (5, 5, 6):
             state = make_state(rank_zero_seed=seed)
-            runs.append(train(state, Engine(state, algorithms=InfoBatch(annealing=0.25))))
+            engine = Engine(state, algorithms=InfoBatch(annealing=0.25))
+            runs.append(train(state, engine))
+            assert engine.explain().acted == {"InfoBatch": (sum(40 - len(epoch) for epoch in runs[-1]), "samples")}
 
         assert runs[0] == runs[1]
         assert runs[0][0] != runs[2][0]

@@ -98,12 +98,12 @@ class TestLoss:
         """The end of a training reports how many tokens had no weight, and warns if there was none."""
         batch = make_batch()
         counted = int((batch["labels"][:, 1:] != -100).sum())
-        algorithm = TokenSelection(KEEP)
-        _, engine = loss_of(WithLoss(make_transformer("gpt2")), batch, algorithm)
+        state, engine = loss_of(WithLoss(make_transformer("gpt2")), batch, TokenSelection(KEEP))
+        state.timestamp = state.timestamp.to_next_batch()
         engine.run_event("fit_end")
 
         rows = (batch["labels"][:, 1:] != -100).sum(1)
-        assert algorithm.acted == counted - int((KEEP * rows).ceil().sum())
+        assert engine.explain().acted == {"TokenSelection": (counted - int((KEEP * rows).ceil().sum()), "tokens")}
 
         batch["labels"][:, 2:] = -100
         _, engine = loss_of(WithLoss(make_transformer("gpt2")), batch, TokenSelection(KEEP))

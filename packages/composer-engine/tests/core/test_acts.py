@@ -18,7 +18,6 @@ from composer.algorithms import (
     DepthStacking,
     GhostBatchNorm,
     GyroDropout,
-    InfoBatch,
     LayerFreezing,
     MixUp,
     NEFTune,
@@ -28,14 +27,13 @@ from composer.algorithms import (
     SelectiveBackprop,
     SeqLengthWarmup,
     StochasticDepth,
-    TokenSelection,
 )
 from composer.core import Algorithm, Event, NoEffectWarning, Stage, State, Timestamp
 from composer.core.testing import Training
 from fixtures.models import WithLoss, make_transformer
 
 
-def train(model, batches, *algorithms, duration="1ep", stops=False):
+def train(model, batches, *algorithms, duration="1ep", stop=None):
     """Train for an epoch, end or stop the training, and return the plan and the texts of the warnings."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     state = State(model, optimizers=optimizer, max_duration=duration, train_dataloader=batches)
@@ -43,8 +41,8 @@ def train(model, batches, *algorithms, duration="1ep", stops=False):
         warnings.simplefilter("always")
         training = Training(state, algorithms)
         training.run(len(batches))
-        if stops:
-            state.stop_training()
+        if stop is not None:
+            state.stop_training(stop)
         training.finish()
     texts = [str(one.message) for one in caught if issubclass(one.category, NoEffectWarning)]
     return training.engine.explain(), texts
@@ -128,13 +126,6 @@ class TestCounts:
         assert list(plan.acted.values()) == [(10, "pixels"), (0, "pixels")]
         assert [text.partition(".")[0] for text in texts] == ["Counting"]
 
-    @pytest.mark.parametrize("algorithm", [TokenSelection(), InfoBatch(), DepthStacking()])
-    def test_units(self, algorithm):
-        """Algorithms whose number is not that of their calls name what it is."""
-        units = {"TokenSelection": "tokens", "InfoBatch": "samples", "DepthStacking": "layers"}
-
-        assert algorithm.acted_unit == units[type(algorithm).__name__]
-
     def test_before_training(self):
         """Before the first batch there is nothing to count."""
         state = State(images_model(), train_dataloader=images())
@@ -209,18 +200,21 @@ class TestStopped:
             (lambda _: Matching(0), "has not acted"),
         ],
     )
-    def test_has_no_advice(self, make, text, tmp_path):
-        """Of a training that was stopped before its end, nothing follows from what has not acted yet."""
+    def test_advice(self, make, text, tmp_path):
+        """A training that was stopped for good is reported as one that ended; one to be resumed is not."""
         model = WithLoss(
             nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9)))
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _, ended = train(copy.deepcopy(model), images(), make(str(tmp_path / "ended")), duration="9ba")
-            _, stopped = train(model, images(), make(str(tmp_path / "stopped")), duration="9ba", stops=True)
+            ended, stopped, interrupted = (
+                train(copy.deepcopy(model), images(), make(f"{tmp_path}/{stop}"), duration="9ba", stop=stop)[1]
+                for stop in (None, "patience is over", "stopped by a signal")
+            )
 
-        assert [text in one for one in ended] == [True]
-        assert stopped == []
+        assert [text in one and "if it is resumed" not in one for one in ended] == [True]
+        assert [text in one and "stopped" in one and "ignore this if it is resumed" in one for one in stopped] == [True]
+        assert interrupted == []
 
 
 class TestWithoutEffect:

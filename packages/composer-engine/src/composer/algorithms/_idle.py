@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 from composer.core import Algorithm, NoEffectWarning, State
 from composer.core.checks import caller_level
+from composer.core.state import STOPPED_BY_SIGNAL
 
 
 def warn_if_idle(algorithm: Algorithm, **idle: bool) -> None:
@@ -25,7 +27,8 @@ def warn_of_no_effect(message: str) -> None:
     warnings.warn(message, NoEffectWarning, stacklevel=caller_level())
 
 
-def warn_at_end(state: State, message: str) -> None:
-    """Warn of no effect at the end of a fit; not if it was stopped before, as a resumed run may have one."""
-    if state.stop_reason is None:
-        warn_of_no_effect(message)
+def warn_at_end(state: State, message: str, warn: Callable[[str], None] = warn_of_no_effect) -> None:
+    """Warn of no effect at the end of a fit; not if a signal has stopped it, as a resumed run may have one."""
+    if state.stop_reason != STOPPED_BY_SIGNAL:
+        stop = "" if state.stop_reason is None else " The training was stopped: ignore this if it is resumed."
+        warn(message + stop)

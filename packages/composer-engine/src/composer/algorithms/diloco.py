@@ -14,14 +14,18 @@ from torch import Tensor, nn
 
 from composer import functional as cf
 from composer.algorithms._averages import has_passed, to_interval
+from composer.algorithms._idle import warn_at_end
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit, saved
 from composer.core.checks import is_flag, number
 from composer.core.declarations import owned
 from composer.core.evaluator import has_modes
 from composer.core.optimizers import unwrapped
-from composer.core.saving.components import reset_fields, transient
+from composer.core.saving.components import read_state, reset_fields, transient
 from composer.core.saving.model_state import bare_model, bare_name
 from composer.functional.dtensors import is_dtensor, rank_and_processes
+
+_NOT_IN_FORMER: dict[str, Any] = {"own_weights": {}}
+"""What states of former versions, saved within a training, do not have."""
 
 
 def _to_interval(given: Time | str | int) -> Time:
@@ -41,10 +45,10 @@ class DiLoCo(Algorithm):
     momentum, the mean of the weights is then DDP's result, up to rounding.
 
     The weights of all optimizers are averaged. Evaluation uses those after the last outer step, and the buffers of the
-    first process, as it always does. A training that reaches its end has a last outer step. One that is stopped before
-    leaves the weights after the last outer step in the model, and continues with those of each process. Checkpoints
-    have the weights and the state of the optimizers of each process. In one process, the outer steps are those of its
-    own weights.
+    first process, as it always does. A training that is not stopped has a last outer step at its end. One that is
+    stopped before leaves the weights after the last outer step in the model, and continues with those of each process.
+    Checkpoints have the weights and the state of the optimizers of each process. In one process, the outer steps are
+    those of its own weights.
 
     Args:
         sync_every: The interval of outer steps, in batches or epochs.
@@ -105,16 +109,28 @@ class DiLoCo(Algorithm):
                 self._begin(state)
             self._is_apart = True
         else:
-            if self._is_apart and (has_passed(self.sync_every, event, state) or self._is_complete(state)):
+            if self._is_apart and (has_passed(self.sync_every, event, state) or self._is_complete(event, state)):
                 self._synchronize(state)
             if event is Event.FIT_END:
                 self._end_fit(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the progress, without that of other weights than those that the model has got after the training."""
-        if self._left and _differ(self._left, self._averaged_weights):
-            self._forget()
-        return super().state_dict()
+        """Return the progress, or that of a new one if the model has got other weights after the training."""
+        is_of_others = self._left and _differ(self._left, self._averaged_weights)
+        return DiLoCo().state_dict() if is_of_others else super().state_dict()
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Check that ``state`` is a result of :meth:`state_dict`.
+
+        Raises:
+            ValueError: A key is missing or unknown, or a value is of another type.
+        """
+        read_state(self, _NOT_IN_FORMER | state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the result of :meth:`state_dict`, with which the next fit continues."""
+        super().load_state_dict(_NOT_IN_FORMER | state)
+        self._left = {}
 
     def evaluation_weights(self, state: State) -> AbstractContextManager[None] | None:
         """Return a context in which the model has the weights after the last outer step; None if it has them."""
@@ -133,25 +149,24 @@ class DiLoCo(Algorithm):
             _copy(weights, own)
             self._is_swapped = False
 
-    def _is_complete(self, state: State) -> bool:
+    def _is_complete(self, event: Event, state: State) -> bool:
         """Return whether the training is at its end, and not where it was stopped before, to be resumed there."""
-        end = state.max_duration
-        return end is not None and state.has_reached(end) and (self._end is None or state.has_reached(self._end))
+        if all(end is not None and state.has_reached(end) for end in (self._end, state.max_duration)):
+            return True
+        # A loop may have no duration. Only one process may have been stopped, and all must decide the same.
+        return event is Event.FIT_END and not _is_any(state, state.stop_reason is not None)
 
     def _begin_fit(self, state: State) -> None:
         """Continue with the weights of this process; begin again if others were loaded since the last fit."""
         weights, self._end, self._left = _trained(state), state.max_duration, {}
         if self._own_weights or (self._averaged_weights and not self._is_apart):
             are_loaded = _differ(weights, self._averaged_weights)
-            if any(state.gather(are_loaded) if state.gather is not None else [are_loaded]):
-                self._forget()
+            if _is_any(state, are_loaded):
+                self._averaged_weights, self._momenta, self._own_weights, self._is_apart = {}, {}, {}, False
         if self._own_weights:
             _copy(weights, self._own_weights)
             self._own_weights = {}
         self.of_process = _process_state(self, state)
-
-    def _forget(self) -> None:
-        self._averaged_weights, self._momenta, self._own_weights, self._is_apart = {}, {}, {}, False
 
     def _end_fit(self, state: State) -> None:
         """Leave the weights after the last outer step in the model, which are the same in all processes."""
@@ -159,6 +174,12 @@ class DiLoCo(Algorithm):
         if self._is_apart:
             self._own_weights = {name: weight.detach().clone() for name, weight in weights.items()}
             _copy(weights, self._averaged_weights)
+            if not any(momentum.any() for momentum in self._momenta.values()):
+                warn_at_end(
+                    state,
+                    f"DiLoCo has taken no outer step until {state.timestamp.batch}, where the fit ended: the model has "
+                    f"the weights with which it began. Choose a shorter sync_every than {self.sync_every}.",
+                )
 
     def _begin(self, state: State) -> None:
         weights = _trained(state)
@@ -199,6 +220,11 @@ def _trained(state: State) -> dict[str, Tensor]:
     """Return the weights of the optimizers by name."""
     held = {id(one) for each in state.optimizers for group in unwrapped(each).param_groups for one in group["params"]}
     return {bare_name(name): one for name, one in bare_model(state.model).named_parameters() if id(one) in held}
+
+
+def _is_any(state: State, answer: bool) -> bool:
+    """Return whether the answer of any process is yes."""
+    return any(state.gather(answer) if state.gather is not None else [answer])
 
 
 def _differ(weights: dict[str, Tensor], before: dict[str, Tensor]) -> bool:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from composer import functional as cf
+from composer.algorithms._idle import warn_at_end
 from composer.core import Algorithm, BatchKey, Event, Logger, Precision, Stage, State, saved
 from composer.core.checks import integer, number_between, one_of
 from composer.core.declarations import owned
@@ -115,11 +116,13 @@ class SkipSpikes(Algorithm):
                 self._finish(state, logger)
         else:
             self._report(int(state.timestamp.counts.batch))
-            if event is Event.FIT_END and state.stop_reason is None and 0 < self._num_batches <= self._num_before:
-                _log.warning(
-                    "SkipSpikes compared none of the %d batches, as it compares from batch %d on with window=%d; only "
-                    "values that are not finite were spikes. Choose a smaller window for a training of this length.",
-                    *(self._num_batches, self._num_before + 1, self.window),
+            if event is Event.FIT_END and 0 < self._num_batches <= self._num_before:
+                warn_at_end(
+                    state,
+                    f"SkipSpikes compared none of the {self._num_batches} batches, as it compares from batch "
+                    f"{self._num_before + 1} on with window={self.window}; only values that are not finite were "
+                    "spikes. Choose a smaller window for a training of this length.",
+                    _log.warning,
                 )
 
     @torch.no_grad()

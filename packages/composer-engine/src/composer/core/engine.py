@@ -22,13 +22,13 @@ from composer.core.optimizers import Ownership
 from composer.core.passes import AlgorithmPass, Passes, all_passes, check_pass
 from composer.core.plan import Entry, Plan, Subscription
 from composer.core.planning import build_plan, overrides_match
+from composer.core.state import STOPPED_BY_SIGNAL, State
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from composer.core.declarations import ServedFields
-    from composer.core.state import State
     from composer.core.time import Time
 
 _DELIVERING = frozenset({Event.FIT_END, Event.EVAL_STANDALONE_END})
@@ -345,19 +345,17 @@ class Engine:
     def _warn_of_idle(self) -> None:
         """Warn once about each algorithm that has not acted in the training; its layers had a warning before."""
         plan = self.explain()
-        if not self._acts.from_start or self.state.stop_reason is not None:  # a resumed run may still act
+        if not self._acts.from_start or self.state.stop_reason == STOPPED_BY_SIGNAL:  # a resumed run may still act
             return
+        stop = "" if self.state.stop_reason is None else ", which was stopped (ignore this if it is resumed)"
         for declaration, algorithm in zip(plan.algorithms, self.state.algorithms, strict=True):
             name = declaration.name
             # An algorithm that runs at the end reports this itself, with its own reason.
             is_reported = name in self._warned or Event.FIT_END in algorithm.runs_at_events()
             if plan.acted.get(name) == (0, algorithm.acted_unit) and not is_reported:
                 self._warned.add(name)
-                warnings.warn(
-                    f"{name} has not acted in this training. {algorithm.idle_reason}",
-                    NoEffectWarning,
-                    stacklevel=caller_level(),
-                )
+                text = f"{name} has not acted in this training{stop}. {algorithm.idle_reason}"
+                warnings.warn(text, NoEffectWarning, stacklevel=caller_level())
 
 
 def _event_of(event: Event | str) -> Event:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from composer.core.passes import AlgorithmPass, Passes
     from composer.core.saving.saved_state import LoadReport
 
+STOPPED_BY_SIGNAL = "stopped by a signal"
+"""The ``stop_reason`` of a training that is expected to be resumed, as opposed to one that is stopped for good."""
+
 Got_co = TypeVar("Got_co", covariant=True)
 Given_contra = TypeVar("Given_contra", contravariant=True)
 

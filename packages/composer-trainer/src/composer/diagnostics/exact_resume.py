@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from composer.core import State, Time
+from composer.core.state import STOPPED_BY_SIGNAL
 
 if TYPE_CHECKING:
     from composer.trainer import Trainer
@@ -87,7 +88,8 @@ def _train(
 
             def end(state: State, _: object) -> None:
                 if state.has_reached(moment):  # in all processes at once
-                    state.stop_reason, state.max_duration = "stops", state.timestamp.batch
+                    # As a signal: algorithms that did nothing before it may do so in the resumed run.
+                    state.stop_reason, state.max_duration = STOPPED_BY_SIGNAL, state.timestamp.batch
 
             for event in ("batch_end", "epoch_end"):
                 trainer.engine.on(event, end)

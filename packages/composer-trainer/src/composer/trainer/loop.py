@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from composer.core import Event
+from composer.core.state import STOPPED_BY_SIGNAL
 from composer.trainer.stopping import Stopped, agree_on_stop
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def train(run: Run) -> None:
             run.evaluate_if_due(Event.FIT_END)
         run.log_train_metrics()  # of an epoch that is not complete
     except Stopped:  # a resumed run continues there
-        state.stop_reason = "stopped by a signal"
+        state.stop_reason = STOPPED_BY_SIGNAL
     run.resume_state.end()
     event("fit_end")
     run.warn_of_nan()
