@@ -348,8 +348,7 @@ class Engine:
         if not self._acts.from_start or self.state.stop_reason == STOPPED_BY_SIGNAL:  # a resumed run may still act
             return
         stop = "" if self.state.stop_reason is None else ", which was stopped (ignore this if it is resumed)"
-        for declaration, algorithm in zip(plan.algorithms, self.state.algorithms, strict=True):
-            name = declaration.name
+        for name, algorithm in zip([one.name for one in plan.algorithms], self.state.algorithms, strict=True):
             # An algorithm that runs at the end reports this itself, with its own reason.
             is_reported = name in self._warned or Event.FIT_END in algorithm.runs_at_events()
             if plan.acted.get(name) == (0, algorithm.acted_unit) and not is_reported:

@@ -128,8 +128,8 @@ class Trainer(Assembly):
         save_folder: The path or URL to save checkpoints to; None saves none. ``{run_name}`` is replaced.
         save_filename: A checkpoint's name there. If it ends in ``.pt``, it is a file that ``torch.load`` reads,
             unless the model is split over processes, or saved or copied to a URL.
-        save_latest_filename: The name of a link to the newest one. If it or ``save_filename`` ends in ``.pt``, the
-            other one is by default that of MosaicML Composer, which does so, too.
+        save_latest_filename: The name of a link to the newest one. If it ends in ``.pt``, so does the default name of
+            checkpoints. Beside such files, the link ``latest`` has one more, ``latest-rank0.pt``.
         save_overwrite: Whether to replace checkpoints of other runs.
         save_interval: How often: a time, a string, a number of epochs, or a function ``f(state, event) -> bool``.
         save_weights_only: Whether only the model's evaluation weights are saved.
