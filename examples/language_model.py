@@ -37,6 +37,7 @@ from composer.algorithms import (
     ActivationCheckpointing,
     ChunkedCrossEntropy,
     Factorize,
+    GatedAttention,
     GatedLinearUnits,
     GradientClipping,
     LabelSmoothing,
@@ -45,6 +46,7 @@ from composer.algorithms import (
     SeqLengthWarmup,
     SkipSpikes,
     StochasticDepth,
+    ValueResidual,
 )
 from composer.functional import AttentionLayout, ResidualRule, parameter_groups
 from composer.metrics import LanguageCrossEntropy
@@ -289,6 +291,8 @@ SHORTER: Mapping[str, Callable[[], Algorithm] | Mapping[str, Any]] = {
     "row_beta=0.95": {"row_beta": 0.95},
     "warmup=0.05dur": {"warmup": "0.05dur"},
     "QKNorm": lambda: QKNorm(layout=LAYOUT),
+    "ValueResidual": lambda: ValueResidual(layout=LAYOUT),
+    "GatedAttention": lambda: GatedAttention(layout=LAYOUT),
 }
 SHORT = ["Muon", "SeqLengthWarmup"]
 NEWER = ["SeqLengthWarmup", "row_beta=0.95", "QKNorm", "warmup=0.05dur"]
@@ -298,6 +302,9 @@ REFINED = [
     *([muon, *NEWER, "length=0.6"] for muon in ("Muon", "Muon, lr=0.009", "Muon, lr=0.012")),
 ]
 """What the second search compares, from the settings that the first has selected."""
+FASTEST = ["Muon, lr=0.009", "SeqLengthWarmup", "row_beta=0.95", "warmup=0.05dur", "length=0.6"]
+LAST = [[*FASTEST, *more] for more in ([], ["ValueResidual"], ["GatedAttention"])]
+"""What the last search compares: without norms, and with the other changes of the attention."""
 
 
 def make_trainer(
@@ -370,6 +377,7 @@ def main() -> None:
         "repeat": [RECIPE],
         "search": [*TRIALS],
         "refine": [*REFINED],
+        "last": [*LAST],
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", choices=studies, default="recipe", help="default: %(default)s")
@@ -381,7 +389,7 @@ def main() -> None:
         "--output", type=Path, default=Path("runs/language_model"), help="folder (default: %(default)s)"
     )
     options = parser.parse_args()
-    known = {"search": {**METHODS, **SETTINGS, **LENGTHS}, "refine": {**METHODS, **SHORTER}}
+    known = {"search": {**METHODS, **SETTINGS, **LENGTHS}, **dict.fromkeys(("refine", "last"), {**METHODS, **SHORTER})}
 
     def make(algorithms: Sequence[Algorithm], seed: int, **settings: Any) -> Trainer:
         if options.study in known:

@@ -1,4 +1,6 @@
-"""Learning rates over widths: the rules, the coordinate check, and the best rate of two widths."""
+"""Learning rates over widths and depths: the rules, the coordinate check, and the best rates of two sizes."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -6,11 +8,13 @@ from torch import nn
 
 from composer import functional as cf
 
-WIDTHS = (64, 128, 256, 512)
+WIDTHS, DEPTHS = (64, 128, 256, 512), (2, 4, 8, 16, 32)
 
 
 class Mlp(nn.Module):
     """Residual blocks, whose branches have the factor 1 / depth, between an embedding and a head of zeros."""
+
+    exponent = 1
 
     def __init__(self, width, depth=2, tokens=8):
         super().__init__()
@@ -25,8 +29,14 @@ class Mlp(nn.Module):
     def forward(self, ids):
         x = self.embedding(ids)
         for block in self.blocks:
-            x = x + block(x) / len(self.blocks)
+            x = x + block(x) / len(self.blocks) ** self.exponent
         return self.head(self.norm(x))
+
+
+class Unscaled(Mlp):
+    """The same without the factor."""
+
+    exponent = 0
 
 
 class Transformer(Mlp):
@@ -140,17 +150,17 @@ def train_on(model, groups, lr):
     return optimizer, lambda model: nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flip(1).flatten())
 
 
-def slopes(make, *, scaled):
-    """Return the slope of the logarithm of each layer's changes over the logarithm of the width."""
+def slopes(make, sizes=WIDTHS, *, scaled):
+    """Return the slope of the logarithm of each layer's changes over that of the size, of blocks that all have."""
     changes = []
-    for width in WIDTHS:
+    for size in sizes:
         torch.manual_seed(0)
-        model = make(width).double()
-        groups = cf.width_groups(model, make(WIDTHS[0]), 0.003) if scaled else None
+        model = make(size).double()
+        groups = cf.width_groups(model, make(sizes[0]), 0.003) if scaled else None
         changes.append(cf.activation_changes(model, *train_on(model, groups, 0.003), steps=4))
-    x = torch.tensor(WIDTHS).log2()
+    x = torch.tensor(sizes).log2()
     x = x - x.mean()
-    y = torch.tensor([[*one.values()] for one in changes]).log2()
+    y = torch.tensor([[one[name] for name in changes[0]] for one in changes]).log2()
     return dict(zip(changes[0], ((x @ y) / (x @ x)).tolist(), strict=True))
 
 
@@ -162,6 +172,14 @@ class TestCoordinates:
 
         assert max(map(abs, flat.values())) < 0.1
         assert min(steep[name] for name in ("blocks.0.1", "blocks.0.3", "blocks.1.1", "blocks.1.3", "head")) > 0.6
+
+    def test_changes_do_not_depend_on_the_depth(self):
+        """With the factor of the branches, the changes are flat over 16 times the depth, and grow without it."""
+        flat, steep = (slopes(partial(make, 64), DEPTHS, scaled=True) for make in (Mlp, Unscaled))
+
+        assert max(abs(flat[name]) for name in ("norm", "head")) < 0.05
+        assert max(abs(flat[name]) for name in flat if name.startswith("blocks") and not name.endswith("0")) < 0.1
+        assert steep["norm"] > 0.3
 
     def test_a_layer_alone(self):
         """The changes are those of the weights after the steps; layers without parameters are left out."""
@@ -177,13 +195,13 @@ class TestCoordinates:
         assert found["0"] == pytest.approx(expected.item(), rel=1e-4)
 
 
-def losses_by_rate(width, *, scaled):
+def losses_by_rate(make, width, depth=2, *, scaled=True):
     """Return the losses after ten steps, by the logarithm of the rate."""
     losses = {}
     for power in range(-7, 0):
         torch.manual_seed(0)
-        model = Mlp(width, tokens=64)
-        groups = cf.width_groups(model, Mlp(32, tokens=64), 2.0**power) if scaled else model.parameters()
+        model = make(width, depth, tokens=64)
+        groups = cf.width_groups(model, make(32, tokens=64), 2.0**power) if scaled else model.parameters()
         optimizer = torch.optim.Adam(groups, lr=2.0**power)
         batches = torch.randint(64, (10, 32), generator=torch.Generator().manual_seed(1))
         for ids in batches:
@@ -198,7 +216,7 @@ def losses_by_rate(width, *, scaled):
 def test_the_best_rate_of_a_small_model_is_good_in_a_wide_one():
     """The best rates of 32 and of 256 features are neighbours; without groups they differ by a factor of 4 or more."""
     small, wide, unscaled = (
-        losses_by_rate(width, scaled=scaled) for width, scaled in ((32, True), (256, True), (256, False))
+        losses_by_rate(Mlp, width, scaled=scaled) for width, scaled in ((32, True), (256, True), (256, False))
     )
     best = min(small, key=small.get)
 
@@ -206,3 +224,15 @@ def test_the_best_rate_of_a_small_model_is_good_in_a_wide_one():
     assert min(unscaled, key=unscaled.get) <= best - 2
     assert wide[best] < small[best]
     assert unscaled[best] > 5 * wide[best]
+
+
+def test_the_best_rate_of_a_shallow_model_is_good_in_a_deep_one():
+    """The best rates of 2 and of 16 blocks are neighbours; without the factor, that of 2 is bad for 16 blocks."""
+    (shallow, deep), (_, unscaled) = (
+        [losses_by_rate(make, 32, depth) for depth in (2, 16)] for make in (Mlp, Unscaled)
+    )
+    best = min(shallow, key=shallow.get)
+
+    assert abs(min(deep, key=deep.get) - best) <= 1
+    assert deep[best] < shallow[best]
+    assert unscaled[best] > 5 * deep[best]
