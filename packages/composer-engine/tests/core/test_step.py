@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from composer.core import SplitStep, State
+from composer.core.engine import Calls
 from composer.core.event import STEP_EVENTS
 from composer.core.step import Step, is_out_of_memory
 from composer.functional import SAMOptimizer
@@ -18,10 +19,8 @@ def make(loss=lambda outputs: outputs.mean(), model=None, optimizer=torch.optim.
     state, seen = State(model, optimizers=optimizer(model.parameters(), lr=0.1)), []
     state.microbatch = -2
 
-    def run_event(event):
-        seen.append((event, state.microbatch))
-
-    return state, Step(state, run_event, model, lambda outputs, _: loss(outputs), **options), seen
+    calls = Calls(lambda event: (lambda: seen.append((event, state.microbatch)),))
+    return state, Step(state, calls, model, lambda outputs, _: loss(outputs), **options), seen
 
 
 def batch_of(*values):

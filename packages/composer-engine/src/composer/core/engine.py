@@ -39,6 +39,20 @@ _WITH_A_BATCH = frozenset(STEP_EVENTS) - {Event.BEFORE_DATALOADER}
 _IN_EVERY_EPOCH = MODEL_EVENTS | frozenset(STEP_EVENTS)  # or before it; one that is resumed does not start again
 
 
+class Calls(dict[str, "tuple[Call, ...]"]):
+    """The calls of each event, which are made when the event first runs after a change of the plan.
+
+    A loop makes them itself, ``for call in engine.calls["batch_end"]: call()``, as a call of ``run_event`` at each
+    event takes more time in a step than the events that nobody listens to.
+    """
+
+    def __init__(self, compile: Callable[[str], tuple[Call, ...]]) -> None:
+        self._compile = compile
+
+    def __missing__(self, event: str) -> tuple[Call, ...]:
+        return self._compile(event)
+
+
 class Engine:
     """Runs algorithms, callbacks and loggers at events.
 
@@ -58,6 +72,9 @@ class Engine:
         algorithms: Replaces ``state.algorithms``, if given.
         log_traces: Whether to log for each event which algorithms ran.
         serves: The events that the loop runs and the fields of the state that it serves there; all if None.
+
+    Attributes:
+        calls: The calls of each event.
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
@@ -87,7 +104,7 @@ class Engine:
         self._serves = serves
         self._passes = ObservableList(all_passes(algorithm_passes), check_pass)
         self._subscriptions: ObservableList[Subscription] = ObservableList((), check=lambda _: None)
-        self._table: dict[str, tuple[Call, ...]] = {}  # of each event that has run since the last change of the plan
+        self.calls = Calls(self._compile)
         self._plan: Plan | None = None
         self._warned: set[str] = set()
         self._closed = self._may_evaluate = False
@@ -111,12 +128,7 @@ class Engine:
             ValueError: There is no such event.
             RuntimeError: The engine is closed.
         """
-        # An event of the plan costs one look-up; its first run after each forget_plan raises the KeyError.
-        try:
-            calls = self._table[event]
-        except KeyError:
-            calls = self._compile(event)
-        for call in calls:
+        for call in self.calls[event]:
             call()
 
     def on(
@@ -220,7 +232,7 @@ class Engine:
         if self._closed:
             return
         self._closed, self._may_evaluate = True, may_evaluate
-        self._table = {}
+        self.calls.clear()
         list(self._acts.end_of_first_batch())  # removes the hooks, if the first batch has failed
         # Loggers last, because callbacks may log what they have found when they are closed.
         components = sorted(self._callbacks(), key=lambda one: isinstance(one, LoggerDestination))
@@ -248,19 +260,19 @@ class Engine:
 
     def forget_plan(self) -> None:
         """Make the plan again at the next event, with methods that were set on components."""
-        # The next event misses in the empty table, and makes the new plan: no event checks whether the plan is valid.
+        # The next event finds no calls, and makes the new plan: no event checks whether the plan is valid.
         self._plan = None
-        self._table = {}
+        self.calls.clear()
 
     def _compile(self, event: Event | str) -> tuple[Call, ...]:
         event = _event_of(event)
         if not (self._may_evaluate and (event.is_eval or event.is_predict)):
             self.check_open()
         plan = self.explain()
-        entries = plan.entries
+        entries, has_batches = plan.entries, not self._ran.isdisjoint(_WITH_A_BATCH)
         if not self._closed:
             self._ran.add(event)
-            if event is Event.EPOCH_END and self._has_batches():
+            if event is Event.EPOCH_END and has_batches:
                 self._warn_of_missing(entries)
             if event is Event.BEFORE_FORWARD:
                 self._acts.begin([one.name for one in plan.algorithms])
@@ -274,8 +286,8 @@ class Engine:
         if event is Event.FIT_END:
             calls = (*calls, self._warn_of_idle)
         # The end of an epoch without batches is not enough for the check of the loop: the next one is checked again.
-        if event is not Event.EPOCH_END or self._has_batches():
-            self._table[event] = calls
+        if event is not Event.EPOCH_END or has_batches:
+            self.calls[event] = calls
         return calls
 
     def _calls(self, event: Event, entries: Sequence[Entry]) -> tuple[Call, ...]:
@@ -325,9 +337,6 @@ class Engine:
 
     def _callbacks(self) -> list[Callback]:
         return [*self.state.callbacks, *self.logger.destinations]
-
-    def _has_batches(self) -> bool:
-        return not self._ran.isdisjoint(_WITH_A_BATCH)
 
     def _warn_of_missing(self, entries: Mapping[Event, Sequence[Entry]]) -> None:
         """Warn once of each event that algorithms need and that no loop has run in an epoch."""

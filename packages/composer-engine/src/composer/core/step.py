@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from composer.core.data.batches import Batch
+    from composer.core.interval import Call
     from composer.core.state import State
 
     Microbatch: TypeAlias = tuple[Batch, float | Tensor]
@@ -59,7 +60,7 @@ class Step:
     Args:
         state: The state. Its ``microbatch`` is the index of the microbatch, -1 before the batch is split, -2 between
             batches.
-        run_event: ``f(event)``.
+        calls: The calls of each event, ``engine.calls``.
         forward: ``f(batch) -> outputs``.
         loss: ``f(outputs, batch) -> loss``.
         split: ``f()``, which returns the microbatches of ``state.batch``, each with its weight in the sum of the
@@ -81,7 +82,7 @@ class Step:
         ...     def loss(self, outputs, batch):
         ...         return outputs.mean()
         >>> state = State(Mean(2, 1))
-        >>> step = Step(state, Engine(state).run_event, state.compute_outputs, state.compute_loss)
+        >>> step = Step(state, Engine(state).calls, state.compute_outputs, state.compute_loss)
         >>> step.begin_batch(torch.zeros(4, 2)).shape
         torch.Size([4, 2])
         >>> step.compute_gradients() == state.model.bias, state.model.bias.grad
@@ -93,7 +94,7 @@ class Step:
     def __init__(
         self,
         state: State,
-        run_event: Callable[[str], object],
+        calls: Mapping[str, Iterable[Call]],
         forward: Callable[[Batch], Any],
         loss: Callable[[Any, Batch], Any],
         *,
@@ -105,7 +106,7 @@ class Step:
         self.losses: dict[str, Tensor] = {}
         self.times_computed = 0
         self.frees_outputs = False
-        self._state, self._event = state, run_event
+        self._state, self._calls = state, calls
         self._split = split or (lambda: ((state.batch, 1.0),))
         self._parts: dict[str, Tensor] = {}
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
@@ -114,20 +115,22 @@ class Step:
 
     def begin_batch(self, batch: Batch) -> Batch:
         """Return a batch as algorithms have changed it; within a step, batches after the first are microbatches."""
-        state, event = self._state, self._event
+        state, calls = self._state, self._calls
         # Negative before and between steps. A host that accumulates gradients begins several batches in one step.
         is_first = state.microbatch < 0
         state.microbatch = -1 if is_first else state.microbatch + 1
         state.batch = batch
-        event("after_dataloader")
+        for call in calls["after_dataloader"]:
+            call()
         if is_first:
             self.times_computed = 0
-            event("batch_start")
+            for call in calls["batch_start"]:
+                call()
         return state.batch
 
     def compute_gradients(self) -> Tensor:
         """Compute the gradients of ``state.batch``, and return its loss: the closure for an optimizer."""
-        state, event = self._state, self._event
+        state, calls = self._state, self._calls
         self.begin_gradients()
         # Zeroed here and not after the step, because an optimizer may call this closure several times.
         # The stored field, because a property would be a further call in each step.
@@ -141,20 +144,23 @@ class Step:
             if self.frees_outputs:
                 state.outputs = None
             self._backward(loss, weight)
-            event("after_backward")
+            for call in calls["after_backward"]:
+                call()
             self._add_losses(state.loss, weight)
             if self.measure is not None:
                 self.measure(original)
         state.batch = whole_batch
         if self.complete is not None:
             self.complete()
-        event("after_train_batch")
+        for call in calls["after_train_batch"]:
+            call()
         return self.total
 
     def begin_gradients(self) -> None:
         """Begin to compute the gradients of a batch, with the draws of the first time in this step."""
         self._state.microbatch = -1
-        self._event("before_train_batch")
+        for call in self._calls["before_train_batch"]:
+            call()
         if self.times_computed:
             self._state.restart_draws()
             for set_state, before in self._rng_states:
@@ -166,24 +172,29 @@ class Step:
 
     def compute_loss(self) -> Any:
         """Return the loss of ``state.batch``, before any scaling of it."""
-        state, event = self._state, self._event
+        state, calls = self._state, self._calls
         # Free the last graph before the next one is built, so that its memory is reused while it is in the cache.
         state.outputs = state.loss = None
-        event("before_forward")
+        for call in calls["before_forward"]:
+            call()
         try:
             state.outputs = self.forward(state.batch)
         except Exception as error:
             note_batch(error, "before_forward", state.model, "", state.batch)
             raise
-        event("after_forward")
-        event("before_loss")
+        for call in calls["after_forward"]:
+            call()
+        for call in calls["before_loss"]:
+            call()
         try:
             state.loss = self.loss(state.outputs, state.batch)
         except Exception as error:
             note_batch(error, "before_loss", state.model, ".loss", state.batch)
             raise
-        event("after_loss")
-        event("before_backward")
+        for call in calls["after_loss"]:
+            call()
+        for call in calls["before_backward"]:
+            call()
         return state.loss
 
     def end_batch(self, samples: int, tokens: int = 0) -> None:
@@ -192,8 +203,10 @@ class Step:
         state.microbatch = -2
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples, tokens)
-        self._event("batch_end")
-        self._event("batch_checkpoint")
+        for call in self._calls["batch_end"]:
+            call()
+        for call in self._calls["batch_checkpoint"]:
+            call()
 
     def scale_losses(self, factor: float) -> None:
         """Multiply the losses of the current computation."""

@@ -79,7 +79,7 @@ class PairModel(PhaseMetricsModel):
         Raises:
             TypeError: ``batch`` is none of these.
         """
-        if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        if isinstance(batch, (tuple, list)) and len(batch) in (1, 2):  # without another call in each step
             input = batch[0]
         else:
             input = batch if isinstance(batch, Tensor) else self._pair(batch)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -196,7 +197,7 @@ def train_step(state: State, spec: DataSpec, optimization: Optimization) -> floa
     forward, loss = optimization.in_precision(state.model), optimization.in_precision(state.compute_loss)
     step = Step(
         state,
-        lambda _: None,
+        defaultdict(tuple),
         forward,
         loss,
         split=lambda: weighted_microbatches(state, spec, state.device_train_microbatch_size),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,7 +94,7 @@ def _gradients(state: State, microbatches: Sequence[Microbatch]) -> dict[str, Te
     """Return the gradients of the state's batch by parameter."""
     optimization = Optimization(state, torch.zeros((), dtype=torch.int64, device=state.device))
     forward, loss = optimization.in_precision(state.model), optimization.in_precision(state.compute_loss)
-    Step(state, lambda _: None, forward, loss, split=lambda: microbatches).compute_gradients()
+    Step(state, defaultdict(tuple), forward, loss, split=lambda: microbatches).compute_gradients()
     found = {name: one.grad for name, one in state.model.named_parameters() if one.grad is not None}
     state.model.zero_grad()
     return found

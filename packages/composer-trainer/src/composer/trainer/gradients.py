@@ -91,7 +91,7 @@ class BatchGradients:
         loss = optimization.in_precision(state.compute_loss)
         # Looked up at each call: a reference would keep the wrapper of an earlier epoch while another one is created.
         forward = optimization.in_precision(lambda batch: parallel.forward(batch))  # noqa: PLW0108
-        self.step = Step(state, self._engine.run_event, forward, loss, split=self._split)
+        self.step = Step(state, self._engine.calls, forward, loss, split=self._split)
         self.compute = self.step.compute_gradients
         if state.auto_microbatching:
             search = MicrobatchSearch(state, parallel, self.step)
@@ -120,17 +120,9 @@ class BatchGradients:
     def set_batch(self, batch: Batch) -> None:
         """Make this the batch of the state: the one that ``batches`` returned last."""
         self.num_samples = self._spec.get_num_samples_in_batch(batch)
-        is_counted = self._batches.position.last_batch_is_counted
+        is_counted = self._batches.position.last_is_counted
         self._state.batch, self._state.batch_counts = batch, is_counted
         self._counted_samples = self.num_samples if is_counted else 0
-
-    def totals(self) -> BatchShare:
-        """Return the counts of the batch in all processes; those of this one, if it is the only one.
-
-        Raises:
-            ValueError: See :meth:`~composer.distributed.BatchWeights.totals`.
-        """
-        return self.share if self.weights is None else self.weights.totals()
 
     def _split(self) -> Iterable[Microbatch]:
         """Return the microbatches, each with its weight in the batch of all processes, after sending the counts."""

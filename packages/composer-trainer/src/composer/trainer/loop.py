@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from composer.core import Event
 from composer.core.state import STOPPED_BY_SIGNAL
+from composer.trainer.evaluation.metrics import reset_metrics
 from composer.trainer.stopping import Stopped, agree_on_stop
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def train(run: Run) -> None:
     run.begin()
     try:
         _train_epochs(run)
-        if not run.is_stopped:  # a resumed run continues without an evaluation here
+        if state.stop_reason is None or run.end is None or state.has_reached(run.end):
+            # Else state.stop_training has ended it before, and a resumed run continues without an evaluation here.
             run.evaluate_if_due(Event.FIT_END)
         run.log_train_metrics()  # of an epoch that is not complete
     except Stopped:  # a resumed run continues there
@@ -55,7 +57,7 @@ def _train_epochs(run: Run) -> None:
             if run.state.timestamp.epoch_in_iteration == 0:
                 event("iteration_start")
             event("epoch_start")
-            run.reset_train_metrics()
+            reset_metrics(run.state.train_metrics)  # until here, and after the training, they can be read
             run.gradients.prepare()
         _train_batches(run)
         if not run.batches.position.epoch_is_over:
@@ -70,7 +72,7 @@ def _train_epochs(run: Run) -> None:
 
 
 def _end_iteration_if_done(run: Run) -> None:
-    if run.ends_iteration():
+    if run.state.timestamp.epoch_in_iteration >= run.state.iteration_length:
         run.count_iteration()
         run.engine.run_event("iteration_end")
         run.evaluate_if_due(Event.ITERATION_END)
@@ -78,10 +80,11 @@ def _end_iteration_if_done(run: Run) -> None:
 
 
 def _train_batches(run: Run) -> None:
-    state, event, step = run.state, run.engine.run_event, run.step
+    state, calls, step = run.state, run.engine.calls, run.step
     while not run.batches.position.epoch_is_over:
         state.microbatch = -1
-        event("before_dataloader")
+        for call in calls["before_dataloader"]:
+            call()
         if not run.next_batch():
             break  # the end of a stream shows only here
         step.begin_batch(state.batch)  # after_dataloader, batch_start
@@ -90,8 +93,10 @@ def _train_batches(run: Run) -> None:
         if run.engine.logger.is_heard:
             run.log_batch()  # before it is counted, so that its losses have its own number
         run.count_batch()
-        event("batch_end")
+        for call in calls["batch_end"]:
+            call()
         run.evaluate_if_due(Event.BATCH_END)
-        event("batch_checkpoint")
+        for call in calls["batch_checkpoint"]:
+            call()
         if run.training_is_over():
             break

@@ -24,7 +24,7 @@ from composer.core import Engine, Event, TimeUnit
 from composer.core.evaluator import enter_training_mode
 from composer.distributed.global_batch import STOP_CALLED, STOP_SIGNAL
 from composer.distributed.samplers import NO_BATCH
-from composer.trainer.evaluation.metrics import log_train_metrics, reset_metrics
+from composer.trainer.evaluation.metrics import log_train_metrics
 from composer.trainer.gradients import BatchGradients
 from composer.trainer.stopping import Stopped, StopSignals, agree_on_stop, end_here
 
@@ -104,11 +104,6 @@ class Run:
         """Whether an algorithm or a callback has set another end than the call of ``fit``, also an equal one."""
         return self.state.max_duration is not self.end
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether ``state.stop_training`` has ended the training before the end that the call of ``fit`` has set."""
-        return self.state.stop_reason is not None and self.end is not None and not self.state.has_reached(self.end)
-
     def training_is_over(self) -> bool:
         """Return whether the training has reached its length.
 
@@ -139,10 +134,6 @@ class Run:
         """Return whether the epoch has no finished batch."""
         return self.state.timestamp.count(TimeUnit.BATCH, in_epoch=True) == 0
 
-    def ends_iteration(self) -> bool:
-        """Return whether all epochs of the iteration are finished."""
-        return self.state.timestamp.epoch_in_iteration >= self.state.iteration_length
-
     def next_batch(self) -> bool:
         """Set the state's next batch; return False at the end of the epoch."""
         batch = self.batches.next()
@@ -156,8 +147,8 @@ class Run:
 
     def complete_batch(self) -> None:
         """Receive the counts of a batch, which several processes exchange, and set its losses: the means of theirs."""
-        state, losses = self.state, self.step.losses
-        self._totals = self.gradients.totals()
+        state, losses, share, weights = self.state, self.step.losses, self.gradients.share, self.gradients.weights
+        self._totals = share if weights is None else weights.totals()
         if self.parallel.is_connected and losses:
             losses = self.parallel.reduce_mean(losses)
             state.total_loss = losses["total"]
@@ -246,10 +237,6 @@ class Run:
             with self.stopwatch.paused():
                 interrupted = self.resume_state.interrupted
                 self._evaluations.run_if_due(self.engine, event, self.signals, interrupted, self.end)
-
-    def reset_train_metrics(self) -> None:
-        """Reset the training metrics, which can be read until the next epoch begins, and after the training."""
-        reset_metrics(self.state.train_metrics)
 
     def log_train_metrics(self) -> None:
         """Log the training metrics of the epoch so far, if any."""

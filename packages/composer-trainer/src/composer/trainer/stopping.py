@@ -86,7 +86,8 @@ class StopSignals:
         handler = self._before.get(self.received) if self.received is not None else None
         if self.has_stopped and self.received is signal.SIGTERM and not callable(handler):
             self._before[signal.SIGTERM] = _ignore  # the process is ending, and another one would cut it off
-        self._restore_handlers()
+        for one, before in self._before.items():
+            signal.signal(one, signal.SIG_DFL if before is None else before)
         self._before = {}
         if self.has_stopped and self.received is not None:
             if not callable(handler):
@@ -130,10 +131,6 @@ class StopSignals:
         if signal.SIGINT in self._before:
             signal.signal(signal.SIGINT, self._before[signal.SIGINT])
         _log.warning("%s: stopping after this batch; Ctrl-C now stops immediately.", self.received.name)
-
-    def _restore_handlers(self) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, signal.SIG_DFL if handler is None else handler)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -47,7 +47,7 @@ class TestRepeats:
 
         for _ in range(2):
             batches.next()
-            counts.append(batches.position.last_batch_is_counted)
+            counts.append(batches.position.last_is_counted)
 
         assert counts == expected
 
@@ -116,7 +116,7 @@ class TestOtherNumbersOfProcesses:
         found = []
         while not rest.position.epoch_is_over:
             found.append(rest.next().tolist())
-            assert rest.position.last_batch_is_counted
+            assert rest.position.last_is_counted
             assert rest.save().place == place + 6 * len(found)
 
         assert len(found) == math.ceil(expected)

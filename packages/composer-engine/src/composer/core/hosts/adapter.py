@@ -306,7 +306,7 @@ class Adapter:
     def _begin_step(self) -> None:
         """Begin a step with the optimizers of the training; one that an error has ended or a load replaces is lost."""
         state = self.state
-        self._step = Step(state, self.engine.run_event, state.compute_outputs, state.compute_loss)
+        self._step = Step(state, self.engine.calls, state.compute_outputs, state.compute_loss)
         self._samples = self._tokens = 0
         self._is_backward_due = self._has_begun_epoch = False
         self._batch: Batch = None

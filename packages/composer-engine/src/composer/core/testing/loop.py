@@ -90,7 +90,7 @@ class Training:
                 self._load(self.loaded)
             for event in (Event.AFTER_LOAD, Event.FIT_START):
                 self.engine.run_event(event)
-        self._step = Step(state, self.engine.run_event, state.compute_outputs, state.compute_loss)
+        self._step = Step(state, self.engine.calls, state.compute_outputs, state.compute_loss)
         self._set_mode(train=True)
 
     def run(self, until: int) -> None:

@@ -162,7 +162,8 @@ class Batches:
         if len({*zip(usual, ends, strict=True)}) == 1 < len(gathered):
             self.usual_samples = order.usual_samples
         if self._may_end_apart:
-            position.announce(None if None in lengths else max(lengths))
+            position.announced = None if None in lengths else max(lengths)
+            position.move_to(position.place)
         elif len({*lengths}) > 1:
             raise unequal_lengths(lengths)
 
@@ -189,7 +190,7 @@ class Batches:
         position.advance(is_own=is_own)
         if self._may_be_equal:
             self._may_be_equal = False
-            _warn_if_equal(batch if position.last_batch_is_counted else None)
+            _warn_if_equal(batch if position.last_is_counted else None)
         return batch
 
     def rewind(self, epoch: int | None = None) -> None:

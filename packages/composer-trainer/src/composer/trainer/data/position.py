@@ -38,12 +38,13 @@ class EpochPosition:
     Attributes:
         place: The place of the next batch.
         place_distance: The distance between the places of two batches.
-        announced: The number of batches that the loader announces, or the longest one of several processes; None if it
-            does not announce any.
+        announced: The number of batches that the loader announces, or the longest one of several processes, which have
+            agreed on it; None if it does not announce any.
         length: The number of batches in the epoch, as far as it is known; None if it is not.
         max_batches: The most batches of an epoch, infinite without a subset.
         data_end: The place where the data ends; None while only the loader can show it.
         last_is_own: Whether the last batch was one of this process, and no copy that keeps it in step with others.
+        last_is_counted: Whether it has a sample that no other process counts; else its weight is 0.
 
     Example:
         Of 10 samples, each of two processes takes 2 in a batch. Batches begin at the places 0, 4 and 8. The last one
@@ -77,11 +78,6 @@ class EpochPosition:
         self.announced = length
         self.move_to(0)
 
-    def announce(self, length: int | None) -> None:
-        """Set the number of batches that the processes have agreed on, before the first epoch."""
-        self.announced = length
-        self.move_to(self.place)
-
     def move_to(self, place: int, *, is_own: bool = True) -> None:
         """Set the place of the next batch, and ``last_is_own``; an end that was set before is forgotten."""
         self.place, self.last_is_own = place, is_own
@@ -91,8 +87,10 @@ class EpochPosition:
 
     def advance(self, *, is_own: bool = True) -> None:
         """Move on by a batch; ``is_own`` is False for a copy that only keeps this process in step with others."""
-        self.place += self.place_distance
         self.last_is_own = is_own
+        # The first sample of this process in the batch is that at its rank.
+        self.last_is_counted = is_own and (self.data_end is None or self.place + self._rank < self.data_end)
+        self.place += self.place_distance
         if self.data_end is None and self.announced is not None and self.num_batches > self.announced:
             self.length = self.num_batches + 1
             self._warn_of_length("more")
@@ -131,12 +129,6 @@ class EpochPosition:
         # Continued by another number of processes, an epoch may end between the places of two batches.
         place, end = self.place, self.data_end
         return place >= self.max_batches * self.place_distance or (end is not None and place >= end)
-
-    @property
-    def last_batch_is_counted(self) -> bool:
-        """Whether the last batch has a sample that no other process counts; else its weight is 0."""
-        first = self.place - self.place_distance + self._rank  # the first sample of this process in the batch
-        return self.last_is_own and (self.data_end is None or first < self.data_end)
 
 
 class PlaceReader:
