@@ -204,14 +204,19 @@ def cost_of_parts() -> dict[str, float]:
     batch = next(iter(loader))
     inputs, targets = batch
     outputs = network(inputs)
-    state, run_event = trainer.state, trainer.engine.run_event
+    state, calls = trainer.state, trainer.engine.calls
     passed = datetime.timedelta(seconds=0.001)
+
+    def run_events() -> None:
+        for _ in range(13):
+            for call in calls["batch_start"]:
+                call()
 
     def difference(ours: Callable[[], object], plain: Callable[[], object]) -> float:
         return cost(ours) - cost(plain)
 
     parts = {
-        "thirteen events without a registered component": 13 * cost(lambda: run_event("batch_start")),
+        "thirteen events without a registered component": cost(run_events),
         "the model's wrapper, forward": difference(lambda: model(batch), lambda: network(inputs)),
         "the model's wrapper, loss": difference(
             lambda: model.loss(outputs, batch), lambda: functional.cross_entropy(outputs, targets)

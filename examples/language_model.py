@@ -389,7 +389,8 @@ def main() -> None:
         "--output", type=Path, default=Path("runs/language_model"), help="folder (default: %(default)s)"
     )
     options = parser.parse_args()
-    known = {"search": {**METHODS, **SETTINGS, **LENGTHS}, **dict.fromkeys(("refine", "last"), {**METHODS, **SHORTER})}
+    shorter = {**METHODS, **SHORTER}
+    known = {"search": {**METHODS, **SETTINGS, **LENGTHS}, "refine": shorter, "last": shorter}
 
     def make(algorithms: Sequence[Algorithm], seed: int, **settings: Any) -> Trainer:
         if options.study in known:

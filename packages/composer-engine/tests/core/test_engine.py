@@ -1,5 +1,6 @@
 """Dispatch: which components are called at an event, when the plan is built, and warnings about incomplete loops."""
 
+import copy
 import warnings
 
 import pytest
@@ -141,6 +142,19 @@ class TestRunEvent:
 def _raise(error):
     if error is not None:
         raise error
+
+
+def test_a_deep_copy_runs_events(state, make, calls):
+    """A copy has calls of its own, which it makes for the first time."""
+    engine = Engine(state)
+    engine.run_event("batch_end")
+
+    copied = copy.deepcopy(engine)
+    state.callbacks = [make.callback("C", "batch_end")]
+    copied.run_event("batch_end")
+    assert calls == []
+    engine.run_event("batch_end")
+    assert calls == [("C", "batch_end")]
 
 
 class TestPlanCache:

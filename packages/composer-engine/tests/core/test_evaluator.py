@@ -95,6 +95,14 @@ class TestEnterTrainingMode:
         (report,) = caplog.messages
         assert report.startswith("3 of the 4 modules of Sequential were in evaluation mode")
 
+    def test_no_report_of_adapters(self, caplog):
+        """A model of PEFT has new adapters in training mode beside a base that from_pretrained returned."""
+        model = nn.Sequential(nn.Dropout().eval(), nn.Linear(2, 2))
+        model.peft_config = {}
+        enter_training_mode(model)
+
+        assert (caplog.messages, model[0].training) == ([], True)
+
     def test_report_of_running_statistics(self, caplog):
         """Frozen norms in training mode are reported once, and norms that train or have no statistics are not."""
         frozen = [nn.BatchNorm1d(2).requires_grad_(False), nn.LayerNorm(2).requires_grad_(False)]

@@ -1,11 +1,12 @@
 """The step of a batch: its events, the sums of its losses, repeated computations and errors."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from composer.core import SplitStep, State
-from composer.core.engine import Calls
 from composer.core.event import STEP_EVENTS
 from composer.core.step import Step, is_out_of_memory
 from composer.functional import SAMOptimizer
@@ -19,7 +20,7 @@ def make(loss=lambda outputs: outputs.mean(), model=None, optimizer=torch.optim.
     state, seen = State(model, optimizers=optimizer(model.parameters(), lr=0.1)), []
     state.microbatch = -2
 
-    calls = Calls(lambda event: (lambda: seen.append((event, state.microbatch)),))
+    calls = {event: (partial(lambda one: seen.append((one, state.microbatch)), event.value),) for event in STEP_EVENTS}
     return state, Step(state, calls, model, lambda outputs, _: loss(outputs), **options), seen
 
 

@@ -64,6 +64,28 @@ def batch():
     return {"input_ids": ids, "labels": labels}
 
 
+def with_adapters(name):
+    """Return the model with adapters of PEFT, and a copy of its head that is trained."""
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"])
+    return peft.get_peft_model(make(name), settings)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_adapters_and_a_head():
+    """PEFT's copy of the head is found, and its loss and gradient are those without chunks."""
+    model = with_adapters("llama")
+    changed = copy.deepcopy(model)
+    [replaced] = cf.apply_chunked_cross_entropy(changed, chunk_size=3)
+
+    losses = [one(**batch()).loss for one in (changed, model)]
+    gradients = [loss.backward() or one.lm_head.weight.grad for loss, one in zip(losses, (changed, model), strict=True)]
+
+    assert replaced.paths == ("base_model.model.lm_head.modules_to_save.default",)
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", MODELS)
 class TestTransformers:
     def test_same_loss_and_gradients(self, name):
@@ -126,7 +148,11 @@ class TestSurgery:
         [
             (nn.Sequential(nn.Flatten(), nn.Linear(2, 3)), None, "the head of Sequential is not found.*are '1'"),
             (nn.Sequential(nn.Linear(2, 3)), "fc", "got 'fc', with which the head of Sequential is not found"),
-            (nn.Sequential(nn.Linear(2, 3), nn.ReLU()), "1", "the head of Sequential is a ReLU"),
+            (
+                nn.Sequential(nn.Linear(2, 3), nn.ReLU()),
+                "1",
+                "the head of Sequential is of .*ReLU.* Leave the head out of adapters",
+            ),
             (nn.Sequential(nn.ReLU()), None, "not found. Its last linear layers are none"),
         ],
     )

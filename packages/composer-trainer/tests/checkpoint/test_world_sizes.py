@@ -45,7 +45,7 @@ class TestOtherNumbersOfProcesses:
     def test_warning(self, folder, kind, place, world_size):
         """One warning tells what differs, and that no sample is left out or repeated."""
         [text] = result(folder, f"resume-{world_size}-0")[f"{kind}, {place}"]["warnings"]
-        assert f"saved by 2 processes, and {world_size} resume from it" in text
+        assert f"saved by 2 processes, and {world_size} resume from it: random draws differ" in text
         assert "training metrics of the epoch start again, and the epoch continues with its next sample" in text
 
 

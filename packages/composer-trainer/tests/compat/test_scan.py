@@ -126,6 +126,18 @@ def test_arguments_in_the_table_are_not_accepted():
         assert not accepted
 
 
+def test_arguments_of_the_profiler():
+    """All former arguments of one prefix have the advice, and those that are left are not found."""
+    source = "from composer.profiler import Profiler\n"
+    source += "Profiler(torch_prof_with_stack=True, torch_prof_use_gzip=True, sys_prof_disk=True, x=1)"
+
+    changes = {finding.former: finding.change for finding in scan_source(source)}
+
+    assert {*changes} == {f"Profiler({name}=...)" for name in ("torch_prof_use_gzip", "sys_prof_disk", "x")}
+    assert "JSONTraceHandler(folder)" in changes["Profiler(torch_prof_use_gzip=...)"]
+    assert "SystemMetricsMonitor" in changes["Profiler(sys_prof_disk=...)"]
+
+
 def test_yaml(tmp_path):
     """Full names in YAML are found as in Python, and names of components that are not available in their blocks."""
     (tmp_path / "train.yaml").write_text(

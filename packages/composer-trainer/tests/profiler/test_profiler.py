@@ -147,7 +147,7 @@ class TestSchedule:
 
 class TestOwnRanges:
     def test_ranges_of_torch(self, train, watch):
-        """A block and a function recorded by torch are within the callback that runs them."""
+        """A block and a function that are recorded are within the callback that runs them."""
         keeping = Keeping()
 
         @record_function("function")
@@ -155,7 +155,7 @@ class TestOwnRanges:
             return number and count_down(number - 1)
 
         def work(state):
-            with record_function("outer"):
+            with state.profiler.marker("outer"):
                 assert count_down(1) == 0
 
         train(make_profiler(cyclic_schedule(wait=1, active=1), keeping), callbacks=[watch("batch_start", work)])

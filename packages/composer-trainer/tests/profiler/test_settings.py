@@ -12,6 +12,7 @@ from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
         (lambda: JSONTraceHandler(filename=5), "filename must be a string or a path, got 5"),
         (lambda: Profiler("cyclic", []), "'schedule' must be callable"),
         (lambda: Profiler(cyclic_schedule(), ["json"]), "trace_handlers must be TraceHandlers"),
+        (lambda: Profiler(torch_prof_folder="a"), "Profiler has no argument 'torch_prof_folder': use trace_handlers"),
     ],
 )
 def test_wrong_types_raise(make, message):

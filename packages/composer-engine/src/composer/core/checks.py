@@ -324,6 +324,7 @@ _ELSEWHERE = {
     "keep_best": ("monitor", "mode", "save_top_k"),
     "drop_rate": ("p", "drop_prob", "stochastic_depth_prob"),
     "monitor": ("metric",),
+    "trace_handlers": ("torch_prof_folder", "torch_prof_filename", "torch_prof_overwrite", "torch_prof_use_gzip"),
     "smoothing": ("decay", "ema_decay", "epsilon", "label_smoothing"),
     "t_max": ("num_training_steps", "total_iters", "total_steps"),
     "t_warmup": ("warmup", "warmup_steps", "num_warmup_steps", "warmup_epochs", "warmup_t"),

@@ -39,20 +39,6 @@ _WITH_A_BATCH = frozenset(STEP_EVENTS) - {Event.BEFORE_DATALOADER}
 _IN_EVERY_EPOCH = MODEL_EVENTS | frozenset(STEP_EVENTS)  # or before it; one that is resumed does not start again
 
 
-class Calls(dict[str, "tuple[Call, ...]"]):
-    """The calls of each event, which are made when the event first runs after a change of the plan.
-
-    A loop makes them itself, ``for call in engine.calls["batch_end"]: call()``, as a call of ``run_event`` at each
-    event takes more time in a step than the events that nobody listens to.
-    """
-
-    def __init__(self, compile: Callable[[str], tuple[Call, ...]]) -> None:
-        self._compile = compile
-
-    def __missing__(self, event: str) -> tuple[Call, ...]:
-        return self._compile(event)
-
-
 class Engine:
     """Runs algorithms, callbacks and loggers at events.
 
@@ -74,7 +60,9 @@ class Engine:
         serves: The events that the loop runs and the fields of the state that it serves there; all if None.
 
     Attributes:
-        calls: The calls of each event.
+        calls: The calls of each event by its name. :class:`~composer.core.step.Step` makes them itself, as a call of
+            ``run_event`` takes more time than an event that nobody listens to. What observes all events of a step
+            overrides :meth:`Callback.run_event`.
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
@@ -104,7 +92,8 @@ class Engine:
         self._serves = serves
         self._passes = ObservableList(all_passes(algorithm_passes), check_pass)
         self._subscriptions: ObservableList[Subscription] = ObservableList((), check=lambda _: None)
-        self.calls = Calls(self._compile)
+        self._first_calls = {event.value: (partial(self._run_first, event),) for event in Event}
+        self.calls: dict[str, tuple[Call, ...]] = {**self._first_calls}
         self._plan: Plan | None = None
         self._warned: set[str] = set()
         self._closed = self._may_evaluate = False
@@ -128,7 +117,7 @@ class Engine:
             ValueError: There is no such event.
             RuntimeError: The engine is closed.
         """
-        for call in self.calls[event]:
+        for call in self.calls[event if event in self.calls else _event_of(event)]:
             call()
 
     def on(
@@ -232,7 +221,7 @@ class Engine:
         if self._closed:
             return
         self._closed, self._may_evaluate = True, may_evaluate
-        self.calls.clear()
+        self.calls.update(self._first_calls)
         list(self._acts.end_of_first_batch())  # removes the hooks, if the first batch has failed
         # Loggers last, because callbacks may log what they have found when they are closed.
         components = sorted(self._callbacks(), key=lambda one: isinstance(one, LoggerDestination))
@@ -260,12 +249,17 @@ class Engine:
 
     def forget_plan(self) -> None:
         """Make the plan again at the next event, with methods that were set on components."""
-        # The next event finds no calls, and makes the new plan: no event checks whether the plan is valid.
+        # The next event makes the new plan: no event checks whether the plan is valid.
         self._plan = None
-        self.calls.clear()
+        if "calls" in vars(self):  # else it is a deep copy, whose lists of components are filled first
+            self.calls.update(self._first_calls)
 
-    def _compile(self, event: Event | str) -> tuple[Call, ...]:
-        event = _event_of(event)
+    def _run_first(self, event: Event) -> None:
+        """Run an event for the first time since the plan has changed."""
+        for call in self._compile(event):
+            call()
+
+    def _compile(self, event: Event) -> tuple[Call, ...]:
         if not (self._may_evaluate and (event.is_eval or event.is_predict)):
             self.check_open()
         plan = self.explain()
@@ -287,7 +281,7 @@ class Engine:
             calls = (*calls, self._warn_of_idle)
         # The end of an epoch without batches is not enough for the check of the loop: the next one is checked again.
         if event is not Event.EPOCH_END or has_batches:
-            self.calls[event] = calls
+            self.calls[event.value] = calls
         return calls
 
     def _calls(self, event: Event, entries: Sequence[Entry]) -> tuple[Call, ...]:
@@ -304,7 +298,7 @@ class Engine:
         call = unwrapped
         for wrapper in self._wrappers("wrap_event"):
             call = wrapper.wrap_event(event, call)
-        # Without a wrapper run_event makes the calls itself, which saves a call of Python at each event.
+        # Without a wrapper they are made one by one, which saves a call of Python at each event.
         return calls if call is unwrapped else (call,)
 
     def _with_checks(self, event: Event, entries: Sequence[Entry], calls: Sequence[Call]) -> tuple[Call, ...]:

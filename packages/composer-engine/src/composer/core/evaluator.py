@@ -280,7 +280,7 @@ def enter_training_mode(model: nn.Module) -> None:
     switched, updated = sum(module.training for module in evaluating), len(frozen_norms(model, training=True))
     if (switched or updated) and model not in _reported:
         _reported.add(model)
-        if switched:
+        if switched and not any(hasattr(module, "peft_config") for module in model.modules()):  # as from_pretrained
             _log.warning(_SWITCHED, switched, sum(1 for _ in model.modules()), type(model).__name__)
         if updated:
             _log.warning(_UPDATED, updated, type(model).__name__)

@@ -330,7 +330,7 @@ def zero_without_terms(loss: Tensor, count: Callable[[], Tensor | None], *, of_i
     the loss is torch's cross entropy of class ids, and ``count`` returns whether none counts: ignored ids have
     gradients of 0 in any case, so that only the value is replaced, in place and without a backward pass.
     """
-    is_plain = type(loss) is Tensor and not torch.compiler.is_dynamo_compiling()
+    is_plain = type(loss) is Tensor and not torch.compiler.is_compiling()
     if is_plain and loss.is_cpu and (loss.ndim > 0 or not math.isnan(loss.item())):
         return loss
     terms = count()

@@ -10,6 +10,7 @@ import re
 import tokenize
 import warnings
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -397,10 +398,11 @@ class _Visitor(ast.NodeVisitor):
         former = ARGUMENTS.get(last, {}) if is_ours or (method and self._uses_composer()) else {}
         accepted = _arguments_of(name) if is_ours else None
         for argument, line in given:
-            if argument in former:
-                self._add(line, f"{last}({argument}=...)", former[argument])
-            elif accepted is not None and argument not in accepted:
-                self._add(line, f"{last}({argument}=...)", f"not an argument: see help({name})")
+            if accepted is None or argument not in accepted:
+                advice = next((text for name, text in former.items() if fnmatch(argument, name)), None)
+                if advice is not None or accepted is not None:
+                    advice = advice or f"not an argument: see help({name})"
+                    self._add(line, f"{last}({argument}=...)", advice)
 
     def _check_file(self, node: ast.Call, function: str) -> None:
         """Add a finding for a function of files that is called with the path of a checkpoint, or what may be one."""

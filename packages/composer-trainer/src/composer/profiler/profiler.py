@@ -36,9 +36,8 @@ class Profiler(Callback):
     It runs one :class:`torch.profiler.profile`. In the active batches of the schedule, the trace has every operation,
     also on the GPU, inside ranges for every event, for the phases of the loop between events (``forward``,
     ``backward``, ``dataloader``, …), and for every call of an algorithm, callback, subscription or logger; add your own
-    by :class:`torch.profiler.record_function`. A batch is the range ``ProfilerStep#7``, counted from 0, from the end of
-    the previous batch, so that an evaluation belongs to the next batch. In skipped batches it costs some 30 µs, most of
-    it for torch's step.
+    by :meth:`marker`. A batch is the range ``ProfilerStep#7``, counted from 0, from the end of the previous batch, so
+    that an evaluation belongs to the next batch. In skipped batches it costs some 30 µs, most of it for torch's step.
 
     The profile is passed to the handlers after each batch for which the schedule returned ``ACTIVE_AND_SAVE``, and when
     training ends or raises an error. As in torch, a schedule that stops without ``ACTIVE_AND_SAVE`` discards the
@@ -74,6 +73,16 @@ class Profiler(Callback):
     _phases: dict[str, record_function] = transient(factory=dict)
     _is_active: bool = transient(default=False)
     _has_opened: bool = transient(default=False)
+
+    def marker(self, name: str) -> record_function:
+        """Return a context manager, also a decorator, that records a range: :class:`torch.profiler.record_function`.
+
+        Example:
+            >>> profiler = Profiler(lambda state: ProfilerAction.SKIP, [])
+            >>> with profiler.marker("augmentation"):
+            ...     pass
+        """
+        return record_function(name)
 
     def init(self, state: State, logger: Logger) -> None:
         """Store the run."""

@@ -80,11 +80,10 @@ def _end_iteration_if_done(run: Run) -> None:
 
 
 def _train_batches(run: Run) -> None:
-    state, calls, step = run.state, run.engine.calls, run.step
+    state, event, step = run.state, run.engine.run_event, run.step
     while not run.batches.position.epoch_is_over:
         state.microbatch = -1
-        for call in calls["before_dataloader"]:
-            call()
+        event("before_dataloader")
         if not run.next_batch():
             break  # the end of a stream shows only here
         step.begin_batch(state.batch)  # after_dataloader, batch_start
@@ -93,10 +92,8 @@ def _train_batches(run: Run) -> None:
         if run.engine.logger.is_heard:
             run.log_batch()  # before it is counted, so that its losses have its own number
         run.count_batch()
-        for call in calls["batch_end"]:
-            call()
+        event("batch_end")
         run.evaluate_if_due(Event.BATCH_END)
-        for call in calls["batch_checkpoint"]:
-            call()
+        event("batch_checkpoint")
         if run.training_is_over():
             break

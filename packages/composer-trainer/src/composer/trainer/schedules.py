@@ -129,9 +129,9 @@ def pair_functions(
         )
     if len(functions) > 1 and len(functions) != len(free):
         raise ValueError(
-            f"schedulers holds {len(functions)} functions for {len(free)} optimizers without a torch scheduler: give "
-            "one for each, in the order of optimizers, or one for all; for one optimizer, a function that returns the "
-            "product."
+            f"schedulers holds {len(functions)} schedules that are no torch schedulers, for {len(free)} of the "
+            "optimizers: give one for each, in their order, or one for all. For one optimizer, multiply them: "
+            "lambda state, ssr=1.0: first(state, ssr) * second(state, ssr)."
         )
     return list(zip(functions if len(functions) > 1 else functions * len(free), free, strict=False))
 

@@ -54,7 +54,7 @@ def apply_chunked_cross_entropy(
     check_modules(model=model)
     check_head_settings(chunk_size, z_loss, softcap)
     found = _find_head(model, head)
-    has_loss = any(head is found for head in _heads(model, "get_output_embeddings"))  # models of Transformers
+    has_loss = any(found in set(head.modules()) for head in _heads(model, "get_output_embeddings"))  # of Transformers
 
     def replace(linear: nn.Module, _: int) -> nn.Module:
         settings = {"chunk_size": chunk_size, "z_loss": z_loss, "softcap": softcap}
@@ -69,13 +69,16 @@ def _find_head(model: nn.Module, name: str | None) -> nn.Module:
         found = dict(model.named_modules()).get(name)
     else:
         found = next(_heads(model, "get_output_embeddings", "get_classifier"), None)
+    trained = getattr(found, "modules_to_save", None)  # PEFT's copy of the head, which is trained beside adapters
+    if isinstance(trained, nn.ModuleDict) and len(trained) == 1:
+        [found] = trained.values()
     is_plain = isinstance(found, nn.Linear) and type(found).forward is nn.Linear.forward and is_untouched(found)
     if found is None or not (is_plain or isinstance(found, ChunkedHead)):
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         raise ValueError(
             f"head must be the name of a plain torch.nn.Linear that computes the logits, got {name!r}, with which the "
-            f"head of {type(model).__name__} is {'not found' if found is None else f'a {type(found).__name__}'}. Its "
-            f"last linear layers are {', '.join(map(repr, linear[-3:])) or 'none'}."
+            f"head of {type(model).__name__} is {'not found' if found is None else f'of {type(found)}'}. Its last "
+            f"linear layers are {', '.join(map(repr, linear[-3:])) or 'none'}. Leave the head out of adapters."
         )
     return found  # type: ignore[no-any-return]
 

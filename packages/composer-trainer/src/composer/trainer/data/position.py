@@ -80,7 +80,7 @@ class EpochPosition:
 
     def move_to(self, place: int, *, is_own: bool = True) -> None:
         """Set the place of the next batch, and ``last_is_own``; an end that was set before is forgotten."""
-        self.place, self.last_is_own = place, is_own
+        self.place, self.last_is_own, self.last_is_counted = place, is_own, is_own
         self.data_end, self.length = self._order.end(place), self.announced
         if self.data_end is None and self.announced is not None and self.num_batches > self.announced:
             self.length = self.num_batches + 1

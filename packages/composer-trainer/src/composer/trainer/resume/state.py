@@ -412,9 +412,11 @@ class ResumeState:
                 "for a map-style data set, use sampler=composer.distributed.get_sampler(data, shuffle=True) in every "
                 "run, also in one of a single process"
             )
+        had, have = record.tensor_parallel, get_tensor_parallel_size()
+        of_which = "" if had == have == 1 else f", of which {had} had and {have} have the same samples"
         warnings.warn(
             f"The checkpoint was saved by {record.world_size or 'other'} processes, and {get_world_size()} resume from "
-            f"it, of which {record.tensor_parallel} had and {get_tensor_parallel_size()} have the same samples: "
+            f"it{of_which}: "
             f"random draws differ, the states of data sets, samplers and other objects are not restored, "
             f"training metrics of the epoch start again, and {data}. "
             "An exact resume requires the same number of processes and the same mesh.",
