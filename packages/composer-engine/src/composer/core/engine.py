@@ -60,7 +60,7 @@ class Engine:
         serves: The events that the loop runs and the fields of the state that it serves there; all if None.
 
     Attributes:
-        calls: The calls of each event by its name. :class:`~composer.core.step.Step` makes them itself, as a call of
+        calls: The calls of each event by its name. The step of a loop makes them itself, as a call of
             ``run_event`` takes more time than an event that nobody listens to. What observes all events of a step
             overrides :meth:`Callback.run_event`.
 
