@@ -15,6 +15,7 @@ from composer.optim import (
     DecoupledAdamW,
     DecoupledSGDW,
     LinearScheduler,
+    StepScheduler,
     WarmupStableDecayScheduler,
 )
 from fixtures import full_copy, make_classifier, record, same_bits, small_run
@@ -471,3 +472,21 @@ class TestSteppedSchedulers:
 
         with pytest.raises(ValueError, match="schedulers: StepLR belongs to another optimizer"):
             small_run(model=model, schedulers=scheduler, **options)
+
+    def test_several_for_one_optimizer(self):
+        """The product of two schedules is one function, as the error says; two raise, as one would have no effect."""
+        first, second = StepScheduler("1ba", 0.5), LinearScheduler(t_max="4ba")
+        with pytest.raises(
+            ValueError, match=r"2 schedules that are no torch schedulers, for 1 of.*multiply them"
+        ) as caught:
+            small_run(schedulers=[first, second], max_duration="4ba")
+
+        multiply = eval(
+            str(caught.value).partition("multiply them: ")[2].rstrip("."), {"first": first, "second": second}
+        )
+        trainer = small_run(schedulers=multiply, max_duration="4ba")
+        rates = []
+        trainer.engine.on("batch_start", lambda state, _: rates.append(state.optimizers[0].param_groups[0]["lr"]))
+        trainer.fit()
+
+        assert rates == pytest.approx([rates[0] * factor for factor in (1, 0.5 * 0.75, 0.25 * 0.5, 0.125 * 0.25)])
