@@ -280,7 +280,8 @@ def enter_training_mode(model: nn.Module) -> None:
     switched, updated = sum(module.training for module in evaluating), len(frozen_norms(model, training=True))
     if (switched or updated) and model not in _reported:
         _reported.add(model)
-        if switched and not any(hasattr(module, "peft_config") for module in model.modules()):  # as from_pretrained
+        # The base of adapters of PEFT is in evaluation mode as from_pretrained returned it, and trains like any other.
+        if switched and not any(hasattr(module, "peft_config") for module in model.modules()):
             _log.warning(_SWITCHED, switched, sum(1 for _ in model.modules()), type(model).__name__)
         if updated:
             _log.warning(_UPDATED, updated, type(model).__name__)

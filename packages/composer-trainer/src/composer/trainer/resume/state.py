@@ -416,8 +416,7 @@ class ResumeState:
         of_which = "" if had == have == 1 else f", of which {had} had and {have} have the same samples"
         warnings.warn(
             f"The checkpoint was saved by {record.world_size or 'other'} processes, and {get_world_size()} resume from "
-            f"it{of_which}: "
-            f"random draws differ, the states of data sets, samplers and other objects are not restored, "
+            f"it{of_which}: random draws differ, the states of data sets, samplers and other objects are not restored, "
             f"training metrics of the epoch start again, and {data}. "
             "An exact resume requires the same number of processes and the same mesh.",
             stacklevel=caller_level(),
